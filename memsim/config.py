@@ -1,0 +1,99 @@
+"""`TrainingConfig`: every choice of the user that decides bytes, resolved and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from memsim.errors import UnknownNameError, UsageError
+
+WeightDtype = Literal["auto", "float32", "bfloat16", "float16"]
+AutocastDtype = Literal["none", "bfloat16", "float16"]
+AttnImplementation = Literal["eager", "sdpa", "flash_attention_2"]
+OptimizerImpl = Literal["foreach", "fused", "for-loop"]
+
+DEFAULT_OPTIMIZER = "adamw_torch_fused"
+"""What `transformers.TrainingArguments.optim` is with torch >= 2.8 (transformers 5.24, training_args.py:806)."""
+
+TASKS: dict[str, str] = {
+    "base": "AutoModel",
+    "pretraining": "AutoModelForPreTraining",
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "next-sentence-prediction": "AutoModelForNextSentencePrediction",
+    "image-text-to-text": "AutoModelForImageTextToText",
+    "image-classification": "AutoModelForImageClassification",
+    "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
+    "masked-image-modeling": "AutoModelForMaskedImageModeling",
+    "semantic-segmentation": "AutoModelForSemanticSegmentation",
+    "speech-seq2seq": "AutoModelForSpeechSeq2Seq",
+    "ctc": "AutoModelForCTC",
+    "audio-classification": "AutoModelForAudioClassification",
+    "audio-frame-classification": "AutoModelForAudioFrameClassification",
+    "audio-xvector": "AutoModelForAudioXVector",
+}
+"""Task names of `--task` and the `transformers` auto class that builds each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """Which optimizer, how it is built."""
+
+    name: str = DEFAULT_OPTIMIZER
+    """A Hugging Face `optim=` name, a class path (`torch.optim.AdamW`) or a short name (`adamw`)."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the real class."""
+    impl: OptimizerImpl | None = None
+    """Form of `step()`; `None` is what PyTorch chooses on an accelerator (foreach where the class has it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """One training step on one device."""
+
+    task: str | None = None
+    """A key of `TASKS`; `None` is the class that the model's own config names."""
+    num_labels: int | None = None
+    """Labels of a classification head; `None` is the config's own (transformers' default is 2)."""
+    dtype: WeightDtype = "auto"
+    """Dtype of the weights; `auto` is the checkpoint's own, and float32 (with an assumption) where it is not known."""
+    autocast: AutocastDtype = "none"
+    """Dtype of `torch.autocast`; weights, gradients and state stay in `dtype`."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer."""
+    batch_size: int = 1
+    """Sequences per device and micro-batch."""
+    seq_len: int | None = None
+    """Tokens per sequence; `None` where the task has none."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches per optimizer step."""
+    activation_checkpointing: bool = False
+    """Whether the model recomputes activations in backward."""
+    attn_implementation: AttnImplementation | None = None
+    """Attention code path; `None` is the model's own default."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that are not trained; see `ParameterTable.freeze`."""
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            raise UnknownNameError("task", self.task, TASKS, f"Tasks: {', '.join(TASKS)}.")
+        _one_of("dtype", self.dtype, get_args(WeightDtype))
+        _one_of("autocast", self.autocast, get_args(AutocastDtype))
+        _one_of("attn_implementation", self.attn_implementation, (None, *get_args(AttnImplementation)))
+        _one_of("optimizer_impl", self.optimizer.impl, (None, *get_args(OptimizerImpl)))
+        for name in ("batch_size", "seq_len", "gradient_accumulation_steps", "num_labels"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        known = [str(a) for a in allowed if a is not None]
+        raise UnknownNameError(name, str(value), known, f"Allowed: {', '.join(known)}.")

@@ -1,0 +1,140 @@
+"""What a model is made of: parameters and buffers with shapes, dtypes, tying and owners."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from memsim.errors import UsageError
+from memsim.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """One name of `module.named_parameters(remove_duplicate=False)`."""
+
+    name: str
+    """Full dotted name, as in `state_dict`."""
+    tensor: TensorSpec
+    """Shape, dtype and device."""
+    tied_to: str | None = None
+    """Name of the first parameter with the same storage; `None` where this is the first (or only) one."""
+    requires_grad: bool = True
+    """Whether a gradient and optimizer state exist for it."""
+    module_class: str = ""
+    """`torch.nn` class that owns it (`Linear`, `Embedding`, ...; the nearest `torch.nn` ancestor), else the model's own
+    class name (`LlamaRMSNorm`); empty where it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSpec:
+    """One name of `module.named_buffers()`."""
+
+    name: str
+    """Full dotted name."""
+    tensor: TensorSpec
+    """Shape, dtype and device."""
+    persistent: bool = True
+    """Whether it is in `state_dict`; it takes memory either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTable:
+    """Every parameter and buffer of a module, in the order of `named_parameters()`."""
+
+    parameters: tuple[ParameterSpec, ...]
+    """All names, tied ones too."""
+    buffers: tuple[BufferSpec, ...] = ()
+    """All buffers, persistent or not."""
+
+    @property
+    def unique(self) -> tuple[ParameterSpec, ...]:
+        """Parameters with a storage of their own: what `named_parameters()` yields by default."""
+        return tuple(p for p in self.parameters if p.tied_to is None)
+
+    @property
+    def trainable(self) -> tuple[ParameterSpec, ...]:
+        """Unique parameters that require a gradient: what an optimizer gets."""
+        return tuple(p for p in self.parameters if p.tied_to is None and p.requires_grad)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all unique parameters."""
+        return sum(p.tensor.numel for p in self.unique)
+
+    @property
+    def num_trainable_parameters(self) -> int:
+        """Elements of the unique parameters that require a gradient."""
+        return sum(p.tensor.numel for p in self.trainable)
+
+    @property
+    def num_parameter_tensors(self) -> int:
+        """Number of unique parameters."""
+        return sum(p.tied_to is None for p in self.parameters)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all unique parameters."""
+        return sum(p.tensor.nbytes for p in self.unique)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(b.tensor.nbytes for b in self.buffers)
+
+    def freeze(self, patterns: Iterable[str]) -> ParameterTable:
+        """Return the table with `requires_grad=False` for every storage that one of the `patterns` names.
+
+        A pattern is a shell-style wildcard over the full name (`*.embeddings.*`, `model.layers.[0-3].*`) or a module's
+        name, which covers all below it (`vit.encoder`). A storage with several names is frozen by any of them.
+
+        Raises:
+            UsageError: a pattern matches no parameter.
+        """
+        frozen: set[str] = set()
+        for pattern in patterns:
+            matched = {p.tied_to or p.name for p in self.parameters if _covers(pattern, p.name)}
+            if not matched:
+                raise UsageError(
+                    f"--freeze {pattern!r} matches none of the {len(self.parameters)} parameter names "
+                    f"(the first is {self.parameters[0].name!r}). Give a module's name or a wildcard such as '*embed*'."
+                    if self.parameters
+                    else f"--freeze {pattern!r}: the model has no parameters."
+                )
+            frozen |= matched
+        if not frozen:
+            return self
+        return replace(
+            self,
+            parameters=tuple(
+                replace(p, requires_grad=False) if (p.tied_to or p.name) in frozen else p for p in self.parameters
+            ),
+        )
+
+
+def _covers(pattern: str, name: str) -> bool:
+    return name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A resolved model: where it came from and what it is made of."""
+
+    name: str
+    """Catalog or hub id, folder, or the class of a Python object."""
+    source: str
+    """Where the facts come from: `catalog`, `hub`, `folder`, `module` or `config`, with the detail after a colon."""
+    task: str
+    """Task of the built class, as in `--task` (`causal-lm`, `sequence-classification`, ...); empty if not known."""
+    model_class: str
+    """Class whose parameters these are; empty if not known."""
+    dtype: str
+    """Dtype of the floating-point weights; single tensors may keep another (see the table)."""
+    table: ParameterTable
+    """Every parameter and buffer."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the model's `config.json` as far as they are known."""
+    assumptions: tuple[str, ...] = ()
+    """What was assumed on the way, in sentences for the user."""
