@@ -1,3 +1,57 @@
-"""How much GPU memory a training step takes, byte by byte, before anything runs."""
+"""How much GPU memory a training step takes, byte by byte, before anything runs.
+
+>>> import memsim
+>>> memsim.estimate("distilbert-base-cased", optimizer="adafactor").static.optimizer_state_bytes
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from memsim.config import OptimizerConfig, TrainingConfig
+    from memsim.errors import MemsimError
+    from memsim.estimator import compare, estimate
+    from memsim.live import compute_optimizer_size
+    from memsim.optimizers.standalone import optimizer_state
+    from memsim.results import Estimate, Estimates, load
+
+_HOMES = {
+    "Estimate": "memsim.results",
+    "Estimates": "memsim.results",
+    "MemsimError": "memsim.errors",
+    "OptimizerConfig": "memsim.config",
+    "TrainingConfig": "memsim.config",
+    "compare": "memsim.estimator",
+    "compute_optimizer_size": "memsim.live",
+    "estimate": "memsim.estimator",
+    "load": "memsim.results",
+    "optimizer_state": "memsim.optimizers.standalone",
+}
+
+__all__ = [
+    "Estimate",
+    "Estimates",
+    "MemsimError",
+    "OptimizerConfig",
+    "TrainingConfig",
+    "compare",
+    "compute_optimizer_size",
+    "estimate",
+    "load",
+    "optimizer_state",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name where it is first used, so that `import memsim` costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memsim' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

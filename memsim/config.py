@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from memsim.errors import UnknownNameError, UsageError
 
-WeightDtype = Literal["auto", "float32", "bfloat16", "float16"]
+WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 AutocastDtype = Literal["none", "bfloat16", "float16"]
 AttnImplementation = Literal["eager", "sdpa", "flash_attention_2"]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
@@ -61,7 +61,7 @@ class TrainingConfig:
     """A key of `TASKS`; `None` is the class that the model's own config names."""
     num_labels: int | None = None
     """Labels of a classification head; `None` is the config's own (transformers' default is 2)."""
-    dtype: WeightDtype = "auto"
+    dtype: str = "auto"
     """Dtype of the weights; `auto` is the checkpoint's own, and float32 (with an assumption) where it is not known."""
     autocast: AutocastDtype = "none"
     """Dtype of `torch.autocast`; weights, gradients and state stay in `dtype`."""
@@ -83,7 +83,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
             raise UnknownNameError("task", self.task, TASKS, f"Tasks: {', '.join(TASKS)}.")
-        _one_of("dtype", self.dtype, get_args(WeightDtype))
+        _one_of("dtype", self.dtype, WEIGHT_DTYPES)
         _one_of("autocast", self.autocast, get_args(AutocastDtype))
         _one_of("attn_implementation", self.attn_implementation, (None, *get_args(AttnImplementation)))
         _one_of("optimizer_impl", self.optimizer.impl, (None, *get_args(OptimizerImpl)))

@@ -1,0 +1,5 @@
+"""`python -m memsim`."""
+
+from memsim.cli import main
+
+main()

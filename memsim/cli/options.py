@@ -1,0 +1,160 @@
+"""Options that mean the same in every command, each defined once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from click.shell_completion import CompletionItem
+
+from memsim.config import (
+    DEFAULT_OPTIMIZER,
+    TASKS,
+    WEIGHT_DTYPES,
+    AttnImplementation,
+    AutocastDtype,
+    OptimizerConfig,
+    OptimizerImpl,
+    TrainingConfig,
+)
+from memsim.errors import UsageError
+from memsim.estimator import training_config
+
+
+def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the catalog's names that begin with what was typed."""
+    from memsim import catalog
+
+    return [CompletionItem(name) for name in catalog.names() if name.lower().startswith(incomplete.lower())]
+
+
+def complete_optimizer(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the optimizer names that begin with what was typed."""
+    from memsim.optimizers import names, rules
+
+    return [CompletionItem(name) for name in (*names(), *rules()) if name.startswith(incomplete)]
+
+
+def _complete_task(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(task, help=auto) for task, auto in TASKS.items() if task.startswith(incomplete)]
+
+
+model_argument = click.argument("model", shell_complete=complete_model)
+
+_STEP_OPTIONS = (
+    click.option(
+        "--task", metavar="TASK", shell_complete=_complete_task, help=f"Head of the model: {', '.join(TASKS)}."
+    ),
+    click.option("--num-labels", type=int, metavar="N", help="Labels of a classification head."),
+    click.option(
+        "--dtype", metavar="|".join(WEIGHT_DTYPES[:4]), help="Dtype of the weights [default: the checkpoint's]."
+    ),
+    click.option("--autocast", metavar="|".join(get_args(AutocastDtype)), help="Dtype of torch.autocast."),
+    click.option(
+        "--optimizer",
+        "optimizers",
+        multiple=True,
+        metavar="NAME",
+        shell_complete=complete_optimizer,
+        help=f"Optimizer; repeat it to compare [default: {DEFAULT_OPTIMIZER}].",
+    ),
+    click.option(
+        "--optimizer-arg",
+        "optimizer_args",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Argument of the optimizer's class; repeatable.",
+    ),
+    click.option("--optimizer-impl", metavar="|".join(get_args(OptimizerImpl)), help="Form of optimizer.step()."),
+    click.option("--batch-size", type=int, metavar="N", help="Sequences per device and micro-batch [default: 1]."),
+    click.option("--seq-len", type=int, metavar="N", help="Tokens per sequence."),
+    click.option("--gradient-accumulation-steps", type=int, metavar="N", help="Micro-batches per optimizer step."),
+    click.option(
+        "--activation-checkpointing/--no-activation-checkpointing",
+        default=None,
+        help="Recompute activations in backward.",
+    ),
+    click.option("--attn-implementation", metavar="|".join(get_args(AttnImplementation)), help="Attention code path."),
+    click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train these parameters; repeatable."),
+    click.option("--config", "config_file", metavar="FILE", help="JSON or TOML file with the options above as keys."),
+)
+
+
+def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add every option of a training step; the command gets one `configs: list[TrainingConfig]`, one per optimizer."""
+
+    def wrapped(
+        *, optimizers: tuple[str, ...], optimizer_args: tuple[str, ...], config_file: str | None, **rest: Any
+    ) -> Any:
+        step = {key: rest.pop(key) for key in list(rest) if key in _STEP_FIELDS}
+        given = {key: value for key, value in step.items() if value is not None and value != ()}
+        options = {**(_read_config(config_file) if config_file else {}), **given}
+        return command(configs=_configs(options, optimizers, _arguments(optimizer_args)), **rest)
+
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(_STEP_OPTIONS):
+        option(wrapped)
+    return wrapped
+
+
+_STEP_FIELDS = {f.name for f in fields(TrainingConfig)} - {"optimizer"} | {"optimizer_impl"}
+
+
+def _configs(
+    options: dict[str, Any], optimizers: tuple[str, ...], arguments: Mapping[str, str]
+) -> list[TrainingConfig]:
+    """Return one configuration per optimizer; the command line goes before the file."""
+    from_file = options.pop("optimizer", DEFAULT_OPTIMIZER)
+    names = optimizers or tuple(from_file if isinstance(from_file, list) else [from_file])
+    file_args = options.pop("optimizer_args", {})
+    if not isinstance(file_args, dict):
+        raise UsageError(f"optimizer_args must be a table of arguments, not {file_args!r}.")
+    args = {**(file_args if not optimizers else {}), **arguments}
+    return [training_config(**{**options, "optimizer": name, "optimizer_args": args}) for name in names]
+
+
+def _arguments(pairs: tuple[str, ...]) -> dict[str, str]:
+    arguments = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--optimizer-arg {pair!r} is not KEY=VALUE: write it as in --optimizer-arg amsgrad=true.")
+        arguments[key.strip().replace("-", "_")] = value.strip()
+    return arguments
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    """Return the options in a JSON or TOML file; of a saved estimate, its configuration."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}.") from error
+    try:
+        data = _parse_toml(text) if path.endswith(".toml") else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        kind = "TOML" if path.endswith(".toml") else "JSON"
+        raise UsageError(f"--config: {path!r} is not {kind}: {error}.") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"--config: {path!r} must hold a table of options, not a {type(data).__name__}.")
+    options = data["config"] if isinstance(data.get("config"), dict) else data
+    options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
+    if isinstance(options.get("optimizer"), dict):  # a saved estimate's own form
+        saved = OptimizerConfig(**options.pop("optimizer"))
+        options |= {"optimizer": saved.name, "optimizer_args": dict(saved.args)}
+        options |= {"optimizer_impl": saved.impl} if saved.impl else {}
+    return options
+
+
+def _parse_toml(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    raise UsageError("--config: TOML needs Python 3.11 or newer: use a JSON file.")

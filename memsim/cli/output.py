@@ -1,0 +1,102 @@
+"""Where a command's result goes: the terminal, a pipe, a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memsim.errors import UsageError
+from memsim.files import check_new, write_new
+from memsim.report.formats import BINARY_FORMATS, FORMATS, format_of_suffix, render_frame, render_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The output options of one call."""
+
+    file_format: str
+    """One of `FORMATS`."""
+    path: str | None
+    """File to write; `None` is stdout."""
+    force: bool
+    """Whether an existing file may be overwritten."""
+    quiet: bool
+    """Whether notes on stderr are left out."""
+
+    def write(
+        self,
+        *,
+        table: Callable[[int | None, bool], str],
+        data: Callable[[], Any],
+        frame: Callable[[], pd.DataFrame],
+    ) -> None:
+        """Render the result in the asked format and write it.
+
+        Args:
+            table: makes the text for people, from a width in columns (`None`: unlimited) and whether to colour it.
+            data: makes the JSON object.
+            frame: makes the DataFrame for every other format.
+        """
+        content: str | bytes
+        if self.file_format == "table":
+            content = table(*self._terminal())
+        elif self.file_format == "json":
+            content = render_json(data())
+        else:
+            content = render_frame(frame(), self.file_format)
+        if self.path is not None:
+            write_new(self.path, content, force=self.force)
+            if not self.quiet:
+                click.echo(f"wrote {self.path}", err=True)
+            return
+        click.echo(content, nl=False, color=True)
+
+    def _terminal(self) -> tuple[int | None, bool]:
+        import os
+        import shutil
+
+        if self.path is not None or not sys.stdout.isatty():
+            return None, False
+        return max(shutil.get_terminal_size().columns, 40), "NO_COLOR" not in os.environ
+
+
+def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--format`, `--output` and `--force`; the command gets one `output: Output`."""
+
+    def wrapped(*, file_format: str | None, output: str | None, force: bool, quiet: bool, **rest: Any) -> Any:
+        return command(output=_output(file_format, output, force=force, quiet=quiet), **rest)
+
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="No notes on stderr."),
+        click.option("-f", "--force", is_flag=True, help="Overwrite FILE if it exists."),
+        click.option("-o", "--output", metavar="FILE", help="Write to FILE; its suffix decides the format."),
+        click.option(
+            "--format",
+            "file_format",
+            type=click.Choice(FORMATS),
+            help="Format of the result [default: table, or by FILE's suffix].",
+        ),
+    ):
+        option(wrapped)
+    return wrapped
+
+
+def _output(file_format: str | None, path: str | None, *, force: bool, quiet: bool) -> Output:
+    if path is not None:
+        check_new(path, force=force)  # before the work, not after it
+        file_format = file_format or format_of_suffix(Path(path).suffix)
+    file_format = file_format or "table"
+    if path is None and file_format in BINARY_FORMATS and sys.stdout.isatty():
+        raise UsageError(f"{file_format} is binary: write it to a file with -o FILE, or pipe it.")
+    return Output(file_format=file_format, path=path, force=force, quiet=quiet)

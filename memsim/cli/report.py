@@ -1,0 +1,24 @@
+"""`memsim report FILE`."""
+
+from __future__ import annotations
+
+import click
+
+from memsim.cli.output import Output, output_options
+from memsim.report.tables import render_estimates
+from memsim.results import Estimates, load
+
+
+@click.command("report", short_help="Render a saved result again.")
+@click.argument("file", type=click.Path())
+@click.option("--details", is_flag=True, help="List every state entry of every parameter.")
+@output_options
+def command(*, file: str, details: bool, output: Output) -> None:
+    """Render FILE, a result that memsim saved as JSON, in another format."""
+    result = load(file)
+    estimates = result if isinstance(result, Estimates) else Estimates((result,))
+    output.write(
+        table=lambda width, color: render_estimates(estimates, details=details, width=width, color=color),
+        data=lambda: result.to_dict(details=details),
+        frame=lambda: estimates.to_frame(details=details),
+    )

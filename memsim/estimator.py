@@ -1,0 +1,146 @@
+"""`estimate`: from a model and a training configuration to the bytes of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from memsim import __version__
+from memsim.config import OptimizerConfig, TrainingConfig
+from memsim.errors import UnknownNameError, UsageError
+from memsim.model import ModelSpec
+from memsim.optimizers import OptimizerRule, derive_state, resolve_optimizer
+from memsim.resolve import resolve
+from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
+
+_OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl")
+
+_NOT_RECORDED = Unmodeled(
+    what="activations, step temporaries, workspaces, CUDA context",
+    where="static total",
+    reason="this version counts only what stays allocated between steps; a whole step's peak is higher.",
+)
+
+
+def training_config(**options: Any) -> TrainingConfig:
+    """Return a `TrainingConfig` from the options of the command line and of `memsim.estimate`.
+
+    `optimizer`, `optimizer_args` and `optimizer_impl` make its `OptimizerConfig`; every other option is a field.
+
+    Raises:
+        UnknownNameError: no such option.
+        UsageError: a value that the option does not take.
+    """
+    own = [f.name for f in fields(TrainingConfig) if f.name != "optimizer"]
+    for name in options:
+        if name not in own and name not in _OPTIMIZER_OPTIONS:
+            known = [*own, *_OPTIMIZER_OPTIONS]
+            raise UnknownNameError("option", name, known, f"Options: {', '.join(known)}.")
+    optimizer = options.get("optimizer", OptimizerConfig())
+    if isinstance(optimizer, str):
+        optimizer = OptimizerConfig(name=optimizer)
+    if not isinstance(optimizer, OptimizerConfig):
+        raise UsageError(f"optimizer must be a name or an OptimizerConfig, not {type(optimizer).__name__}.")
+    if options.get("optimizer_args"):
+        optimizer = replace(optimizer, args={**optimizer.args, **options["optimizer_args"]})
+    if options.get("optimizer_impl"):
+        optimizer = replace(optimizer, impl=options["optimizer_impl"])
+    rest = {name: value for name, value in options.items() if name not in _OPTIMIZER_OPTIONS}
+    if "freeze" in rest:
+        rest["freeze"] = (rest["freeze"],) if isinstance(rest["freeze"], str) else tuple(rest["freeze"])
+    return TrainingConfig(optimizer=optimizer, **rest)
+
+
+def estimate(model: object, config: TrainingConfig | None = None, **options: Any) -> Estimate:
+    """Return the memory of one training step of `model`.
+
+    Args:
+        model: a catalog name, a hub id, a folder, a `torch.nn.Module`, a `transformers.PretrainedConfig`, or a
+            `ModelSpec`.
+        config: every choice at once; or give them as `options`.
+        options: the fields of `TrainingConfig` by name, and `optimizer`, `optimizer_args`, `optimizer_impl`:
+            `estimate("gpt2", optimizer="adafactor", dtype="bfloat16", freeze=["transformer.wte"])`.
+
+    Raises:
+        ModelError: the model cannot be resolved.
+        UsageError: an option that cannot be.
+    """
+    if config is not None and options:
+        raise UsageError("give either a TrainingConfig or options, not both.")
+    config = config or training_config(**options)
+    return _estimate(_model_spec(model, config), config)
+
+
+def compare(model: object, optimizers: Iterable[str | OptimizerConfig], **options: Any) -> Estimates:
+    """Return one estimate per optimizer; the model is resolved once.
+
+    Raises:
+        ModelError: the model cannot be resolved.
+        UsageError: an option that cannot be, or no optimizer at all.
+    """
+    if isinstance(optimizers, str):
+        optimizers = [optimizers]
+    configs = [training_config(**{**options, "optimizer": optimizer}) for optimizer in optimizers]
+    if not configs:
+        raise UsageError("optimizers is empty: name at least one, for example 'adamw_torch'.")
+    return estimate_all(model, configs)
+
+
+def estimate_all(model: object, configs: Sequence[TrainingConfig]) -> Estimates:
+    """Return one estimate per configuration of the same model, task, dtype and frozen parameters.
+
+    Raises:
+        ModelError: the model cannot be resolved.
+        UsageError: an option that cannot be.
+    """
+    for config in configs:  # a wrong optimizer is told before the network is asked for the model
+        resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
+    spec = _model_spec(model, configs[0])
+    return Estimates(tuple(_estimate(spec, config) for config in configs))
+
+
+def _model_spec(model: object, config: TrainingConfig) -> ModelSpec:
+    spec = resolve(model, task=config.task, dtype=config.dtype, num_labels=config.num_labels)
+    return replace(spec, table=spec.table.freeze(config.freeze)) if config.freeze else spec
+
+
+def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
+    optimizer = resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
+    trainable = spec.table.trainable
+    state = derive_state(optimizer, trainable)
+    return Estimate(
+        memsim_version=__version__,
+        model=ModelSummary(
+            name=spec.name,
+            source=spec.source,
+            model_class=spec.model_class,
+            num_parameters=spec.table.num_parameters,
+            num_trainable_parameters=sum(p.tensor.numel for p in trainable),
+            num_parameter_tensors=spec.table.num_parameter_tensors,
+        ),
+        config=replace(
+            config,
+            task=spec.task or config.task,
+            dtype=spec.dtype,
+            optimizer=replace(config.optimizer, args=optimizer.args),
+        ),
+        optimizer=OptimizerSummary(
+            class_path=optimizer.rule.class_path, source=_source(optimizer.rule), ignores=optimizer.rule.ignores
+        ),
+        assumptions=spec.assumptions,
+        unmodeled=(_NOT_RECORDED,),
+        static=StaticMemory(
+            parameter_bytes=spec.table.parameter_bytes,
+            buffer_bytes=spec.table.buffer_bytes,
+            gradient_bytes=sum(p.tensor.nbytes for p in trainable),
+            optimizer_state_bytes=state.device_bytes,
+            optimizer_state_num_elements=state.num_elements,
+            optimizer_state_host_bytes=state.host_bytes,
+        ),
+        optimizer_state=state,
+    )
+
+
+def _source(rule: OptimizerRule) -> str:
+    return f"{rule.package} {rule.version}: {rule.source}"

@@ -1,0 +1,1 @@
+"""Results as text, frames and files; nothing here computes memory."""

@@ -1,0 +1,262 @@
+"""What an estimate says: frozen data that saves to JSON, loads back and becomes a DataFrame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from memsim.config import OptimizerConfig, TrainingConfig
+from memsim.errors import OutputError
+from memsim.files import write_new
+from memsim.optimizers import StateRow
+from memsim.report.frames import frame_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+_Data = TypeVar("_Data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSummary:
+    """Which model an estimate is about."""
+
+    name: str
+    """Catalog or hub id, folder, or class of a Python object."""
+    source: str
+    """Where its facts come from."""
+    model_class: str
+    """Class whose parameters were counted; empty if not known."""
+    num_parameters: int
+    """Elements of all parameters, tied ones once."""
+    num_trainable_parameters: int
+    """Elements of the parameters that get a gradient."""
+    num_parameter_tensors: int
+    """Number of parameters, tied ones once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSummary:
+    """Which optimizer an estimate is about."""
+
+    class_path: str
+    """The real class."""
+    source: str
+    """Package, version, file and line that its rule was read from."""
+    ignores: str
+    """What the rule leaves out; empty if nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticMemory:
+    """Bytes that exist from the first optimizer step to the end of training."""
+
+    parameter_bytes: int
+    """Parameters, tied ones once."""
+    buffer_bytes: int
+    """Buffers, persistent or not."""
+    gradient_bytes: int
+    """Gradients of the trainable parameters, in the parameters' dtype."""
+    optimizer_state_bytes: int
+    """Optimizer state on the parameters' device, every storage once."""
+    optimizer_state_num_elements: int
+    """Elements of every entry of `optimizer.state.values()`; a Python number counts as one."""
+    optimizer_state_host_bytes: int
+    """Optimizer state in host or unified memory (a CPU `step` tensor, paged state)."""
+
+    @property
+    def device_bytes(self) -> int:
+        """Everything static on the device."""
+        return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_state_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmodeled:
+    """Something that takes memory and is in none of the figures."""
+
+    what: str
+    """What it is (`activations`)."""
+    where: str
+    """Which figure lacks it."""
+    reason: str
+    """Why, and what would give it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The memory of one training step, before anything runs."""
+
+    memsim_version: str
+    """Version that made it."""
+    model: ModelSummary
+    """The model."""
+    config: TrainingConfig
+    """Every choice, resolved: no `auto`, every optimizer argument."""
+    optimizer: OptimizerSummary
+    """The optimizer's class and where its rule comes from."""
+    assumptions: tuple[str, ...]
+    """What was assumed, in sentences."""
+    unmodeled: tuple[Unmodeled, ...]
+    """What is not in the figures."""
+    static: StaticMemory
+    """Parameters, buffers, gradients, optimizer state."""
+    optimizer_state: Iterable[StateRow] | None
+    """Every state entry of every parameter; `None` where the estimate was saved without them."""
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Static bytes on the device over all parameters (0 for a model without parameters)."""
+        return self.static.device_bytes / self.model.num_parameters if self.model.num_parameters else 0.0
+
+    def to_dict(self, *, details: bool = False) -> dict[str, Any]:
+        """Return the JSON object of INTERFACE's `estimate`, with every state entry if `details`."""
+        data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "memsim_version": self.memsim_version,
+            "model": asdict(self.model),
+            "config": asdict(self.config),
+            "optimizer": asdict(self.optimizer),
+            "assumptions": list(self.assumptions),
+            "unmodeled": [asdict(item) for item in self.unmodeled],
+            "static": asdict(self.static),
+            "peak": None,
+            "phases": [],
+        }
+        if details:
+            data["optimizer_state"] = [row._asdict() for row in self.state_rows()]
+        return data
+
+    def state_rows(self) -> Iterable[StateRow]:
+        """Return every state entry.
+
+        Raises:
+            OutputError: the estimate was read from a file that does not have them.
+        """
+        if self.optimizer_state is None:
+            raise OutputError("this result was saved without details: make it again with --details, or in Python.")
+        return self.optimizer_state
+
+    def to_frame(self, *, details: bool = False) -> pd.DataFrame:
+        """Return one row with every total, or one row per state entry if `details`."""
+        return Estimates((self,)).to_frame(details=details)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the estimate, with every state entry, as JSON that `memsim.load` reads.
+
+        Raises:
+            OutputError: the file exists and `force` is not set, is a folder, or cannot be written.
+        """
+        write_new(path, json.dumps(self.to_dict(details=True)), force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Several estimates, side by side."""
+
+    results: tuple[Estimate, ...]
+    """One per optimizer, in the order asked."""
+
+    def __iter__(self) -> Iterator[Estimate]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, index: int) -> Estimate:
+        return self.results[index]
+
+    def to_dict(self, *, details: bool = False) -> dict[str, Any]:
+        """Return the JSON object: a single estimate's own, else `{"schema", "results"}`."""
+        return {"schema": SCHEMA, "results": [estimate.to_dict(details=details) for estimate in self.results]}
+
+    def to_frame(self, *, details: bool = False) -> pd.DataFrame:
+        """Return one row per estimate, or one row per state entry of each if `details`."""
+        make = _detail_rows if details else _total_rows
+        return frame_of([row for estimate in self.results for row in make(estimate)])
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write all of them, with every state entry, as JSON that `memsim.load` reads.
+
+        Raises:
+            OutputError: the file exists and `force` is not set, is a folder, or cannot be written.
+        """
+        write_new(path, json.dumps(self.to_dict(details=True)), force=force)
+
+
+def _total_rows(estimate: Estimate) -> list[dict[str, Any]]:
+    config = estimate.config
+    return [
+        {
+            "model": estimate.model.name,
+            "task": config.task,
+            "dtype": config.dtype,
+            "optimizer": config.optimizer.name,
+            "num_parameters": estimate.model.num_parameters,
+            "num_trainable_parameters": estimate.model.num_trainable_parameters,
+            "num_parameter_tensors": estimate.model.num_parameter_tensors,
+            **asdict(estimate.static),
+            "static_device_bytes": estimate.static.device_bytes,
+            "bytes_per_parameter": estimate.bytes_per_parameter,
+        }
+    ]
+
+
+def _detail_rows(estimate: Estimate) -> Iterator[dict[str, Any]]:
+    for row in estimate.state_rows():
+        yield {
+            "model": estimate.model.name,
+            "optimizer": estimate.config.optimizer.name,
+            **row._asdict(),
+            "shape": list(row.shape),
+        }
+
+
+def load(path: str | Path) -> Estimate | Estimates:
+    """Read back what `save` wrote.
+
+    Raises:
+        OutputError: there is no such file, or it does not hold a result of this schema.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OutputError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise OutputError(f"{str(path)!r} is not JSON ({error}): give a file that memsim saved.") from error
+    try:
+        if data["schema"] != SCHEMA:
+            raise OutputError(f"{str(path)!r} has schema {data['schema']!r}; this memsim reads schema {SCHEMA}.")
+        if "results" in data:
+            return Estimates(tuple(_estimate_of(item) for item in data["results"]))
+        return _estimate_of(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error!r} is missing or wrong.") from error
+
+
+def _estimate_of(data: Mapping[str, Any]) -> Estimate:
+    config = dict(data["config"])
+    config["optimizer"] = _data_of(OptimizerConfig, config["optimizer"])
+    config["freeze"] = tuple(config["freeze"])
+    return Estimate(
+        memsim_version=data["memsim_version"],
+        model=_data_of(ModelSummary, data["model"]),
+        config=_data_of(TrainingConfig, config),
+        optimizer=_data_of(OptimizerSummary, data["optimizer"]),
+        assumptions=tuple(data["assumptions"]),
+        unmodeled=tuple(_data_of(Unmodeled, item) for item in data["unmodeled"]),
+        static=_data_of(StaticMemory, data["static"]),
+        optimizer_state=tuple(map(_row_of, rows)) if (rows := data.get("optimizer_state")) is not None else None,
+    )
+
+
+def _row_of(row: Mapping[str, Any]) -> StateRow:
+    return StateRow(**{**row, "shape": tuple(row["shape"])})
+
+
+def _data_of(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in data.items() if key in known})
