@@ -22,7 +22,14 @@ class Optional:
 
 
 class Required(Optional):
-    """An argument without a default: memory does not depend on its value, so it may be left out."""
+    """An argument that the real class needs: memory does not depend on its value, so it may be left out here.
+
+    It has no default, or one (`refused`) that the constructor itself rejects.
+    """
+
+    def __init__(self, *types: type, refused: Any = None) -> None:
+        super().__init__(*types)
+        self.refused = refused
 
 
 def complete_arguments(name: str, rule: OptimizerRule, given: Arguments) -> dict[str, Any]:
@@ -38,6 +45,8 @@ def complete_arguments(name: str, rule: OptimizerRule, given: Arguments) -> dict
         if key not in defaults:
             raise UnknownNameError(f"argument of {name}", key, defaults, f"It takes: {', '.join(defaults) or 'none'}.")
         complete[key] = _convert(name, key, value, defaults[key])
+        if isinstance(defaults[key], Required) and complete[key] is not None and complete[key] == defaults[key].refused:
+            raise UsageError(f"{name}: {key}={value!r} is refused by the class itself; give another value.")
     return complete
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsim.optimizers import torch_optim  # noqa: F401  (registers its rules)
+from memsim.optimizers import adafactor, bitsandbytes, torch_optim  # noqa: F401  (each registers its rules)
 from memsim.optimizers.registry import OptimizerName, register_names
 
 # What `transformers.Trainer` builds for each `optim=` name: transformers 5.24.0, trainer_optimizer.py.
