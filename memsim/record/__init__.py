@@ -1,0 +1,1 @@
+"""Everything that needs the real model classes: torch and transformers are imported inside its functions only."""

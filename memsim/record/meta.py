@@ -1,0 +1,294 @@
+"""Parameter tables of real PyTorch modules, and of models that transformers builds on the meta device.
+
+Nothing is allocated and no weights are read. Remote code is never run: `auto_map` and everything else in a
+configuration that makes transformers fetch or execute something is dropped before the model is built.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memsim.config import TASKS
+from memsim.errors import MemsimError, MissingPackageError, ModelError, UnknownNameError
+from memsim.model import BufferSpec, ParameterSpec, ParameterTable
+from memsim.record.config_guard import checked_config
+from memsim.tensors import TensorSpec
+
+MAX_PARAMETERS = 10**15
+"""A hundred times the largest model that anybody has announced."""
+
+_FLOAT16 = ("float16",)
+_HALF = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """A model that transformers built on the meta device, as `from_pretrained(dtype=...)` would leave it."""
+
+    model_class: str
+    """Name of the transformers class."""
+    task: str
+    """A key of `memsim.config.TASKS`; empty where no auto class leads to this class."""
+    table: ParameterTable
+    """Every parameter and buffer."""
+
+
+def table_from_module(module: Any) -> ParameterTable:
+    """Return every parameter and buffer of a `torch.nn.Module`, in the order of `named_parameters()`.
+
+    Names that share a parameter object point to the first of them through `tied_to`. The module may be real or on the
+    meta device; only the public interface of `torch.nn.Module` is used.
+    """
+    owners = dict(module.named_modules(remove_duplicate=False))
+    first_names: dict[int, str] = {}
+    specs: dict[tuple[tuple[int, ...], str], TensorSpec] = {}
+    parameters = []
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = first_names.setdefault(id(parameter), name)
+        parameters.append(
+            ParameterSpec(
+                name=name,
+                tensor=_tensor_spec(parameter, specs),
+                tied_to=None if first == name else first,
+                requires_grad=bool(parameter.requires_grad),
+                module_class=_module_class(owners[name.rpartition(".")[0]]),
+            )
+        )
+    return ParameterTable(parameters=tuple(parameters), buffers=tuple(_buffers(module, owners, specs)))
+
+
+def build_from_config(
+    config: Mapping[str, Any], *, task: str | None, dtype: str, num_labels: int | None = None
+) -> BuiltModel:
+    """Return the table of the model that `config` (the content of a `config.json`, not trusted) describes.
+
+    Args:
+        config: needs `model_type`; everything else falls back to the configuration class's own defaults.
+        task: key of `memsim.config.TASKS`, built through its auto class; `None` is the class that
+            `architectures` names, and the base model where it names none.
+        dtype: dtype of the weights. Tensors that `from_pretrained(dtype=...)` keeps in float32 are float32 here:
+            those that the class itself creates in float32, those of `_keep_in_fp32_modules` (with float16) and
+            of `_keep_in_fp32_modules_strict` (with float16 and bfloat16): modeling_utils.py:3844 and
+            core_model_loading.py:1919 @transformers 5.24.
+        num_labels: labels of a classification head; `None` is the configuration's own.
+
+    Raises:
+        MissingPackageError: torch or transformers is not installed.
+        UnknownNameError: transformers has no such `model_type` or architecture.
+        ModelError: the architecture does not have the task, or the configuration's sizes make no model.
+    """
+    transformers = _import_transformers()
+    import torch
+
+    model_type = _model_type(config, transformers)
+    clean = checked_config(config if num_labels is None else {**config, "num_labels": num_labels})
+    with _quiet(), _one_line_errors(model_type):
+        built = transformers.CONFIG_MAPPING[model_type].from_dict(clean)
+        if num_labels is not None:
+            built.num_labels = num_labels  # replaces id2label, which would win over the key
+        build = _builder(built, task, transformers)
+        dtype_word = "dtype" if _major(transformers) >= 5 else "torch_dtype"
+        with torch.device("meta"):
+            model = build(built, **{dtype_word: getattr(torch, dtype)})
+    table = _keep_float32(table_from_module(model), _float32_patterns(model, dtype))
+    if table.num_parameters > MAX_PARAMETERS:
+        raise ModelError(
+            f"the {model_type} configuration makes {table.num_parameters:,} parameters; at most {MAX_PARAMETERS:,} "
+            "are plausible. Check its sizes."
+        )
+    return BuiltModel(
+        model_class=type(model).__name__,
+        task=task or _task_of_class(type(model), built, transformers),
+        table=table,
+    )
+
+
+def tasks_of(model_type: str) -> tuple[str, ...]:
+    """Return the tasks of `memsim.config.TASKS` that transformers has a class for, in the order of `TASKS`.
+
+    Raises:
+        MissingPackageError: torch or transformers is not installed.
+        UnknownNameError: transformers has no such `model_type`.
+    """
+    transformers = _import_transformers()
+    config_class = transformers.CONFIG_MAPPING[_model_type({"model_type": model_type}, transformers)]
+    return tuple(task for task in TASKS if _classes_of_task(task, config_class, transformers))
+
+
+def _tensor_spec(tensor: Any, specs: dict[tuple[tuple[int, ...], str], TensorSpec]) -> TensorSpec:
+    key = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    return specs.setdefault(key, TensorSpec(*key))
+
+
+def _buffers(
+    module: Any, owners: Mapping[str, Any], specs: dict[tuple[tuple[int, ...], str], TensorSpec]
+) -> Iterator[BufferSpec]:
+    for name, buffer in module.named_buffers():
+        owner, _, leaf = name.rpartition(".")
+        persistent = leaf not in owners[owner]._non_persistent_buffers_set
+        yield BufferSpec(name=name, tensor=_tensor_spec(buffer, specs), persistent=persistent)
+
+
+def _module_class(owner: Any) -> str:
+    for cls in type(owner).__mro__:
+        # torch.nn.utils.parametrize makes a ParametrizedConv1d(Conv1d) on the fly: the layer is still a Conv1d.
+        on_the_fly = cls.__name__.startswith("Parametrized")
+        if cls.__module__.startswith("torch.nn") and cls.__name__ != "Module" and not on_the_fly:
+            return cls.__name__
+    return type(owner).__name__
+
+
+def _import_transformers() -> Any:
+    try:
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise MissingPackageError(
+            f"building a model from its configuration needs {error.name or 'torch and transformers'}, "
+            'which is not installed: pip install "memsim[torch]"'
+        ) from error
+    return transformers
+
+
+def _major(transformers: Any) -> int:
+    return int(transformers.__version__.partition(".")[0])
+
+
+def _model_type(config: Mapping[str, Any], transformers: Any) -> str:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ModelError(f"the configuration's model_type must be a name such as 'llama', not {model_type!r}.")
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise UnknownNameError(
+            "model_type",
+            model_type,
+            list(transformers.CONFIG_MAPPING.keys()),
+            f"transformers {transformers.__version__} has no such architecture; remote code is never run.",
+        )
+    return model_type
+
+
+def _classes_of_task(task: str, config_class: type, transformers: Any) -> tuple[type, ...]:
+    mapping = getattr(transformers, TASKS[task])._model_mapping
+    try:
+        found = mapping.get(config_class, ())
+    except (ImportError, AttributeError, ValueError):
+        return ()  # a class whose own optional package is absent
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _builder(config: Any, task: str | None, transformers: Any) -> Any:
+    if task is None:
+        return _architecture_builder(config, transformers)
+    if task not in TASKS:
+        raise UnknownNameError("task", task, TASKS, f"Tasks: {', '.join(TASKS)}.")
+    if not _classes_of_task(task, type(config), transformers):
+        raise task_error(config.model_type, task, tasks_of(config.model_type))
+    return getattr(transformers, TASKS[task]).from_config
+
+
+def task_error(what: str, task: str, tasks: tuple[str, ...]) -> ModelError:
+    """Return the error for a task that `what` (a model or an architecture) does not have."""
+    return ModelError(f"{what} has no {task} model in transformers. It has: {', '.join(tasks) or 'none'}.")
+
+
+def _architecture_builder(config: Any, transformers: Any) -> Any:
+    architectures = config.architectures
+    if not architectures:
+        return transformers.AutoModel.from_config
+    given = architectures[0] if isinstance(architectures, (list, tuple)) else architectures
+    known = _classes_of_config(config, transformers)
+    # The hub writes PhiMoEForCausalLM and MPTForCausalLM for what transformers calls Phimoe... and Mpt...
+    found = known.get(str(given).lower())
+    if found is None:
+        tasks = ", ".join(tasks_of(config.model_type))
+        names = [cls.__name__ for cls in known.values()]
+        hint = f"It is no {config.model_type} class of transformers; choose a --task it has: {tasks}."
+        raise UnknownNameError("architecture", str(given), names, hint)
+
+    def build(config: Any, **dtype: Any) -> Any:
+        # As AutoModel does for the text tower of a multimodal model (auto_factory.py:234 @transformers 5.24).
+        return found._from_config(config if found.config_class is type(config) else config.get_text_config(), **dtype)
+
+    return build
+
+
+def _classes_of_config(config: Any, transformers: Any) -> dict[str, Any]:
+    """Return the model classes for `config` by lower-case name: those of its module and of its auto classes."""
+    import importlib
+
+    config_classes = (type(config), type(config.get_text_config()))
+    classes = [cls for task in TASKS for cls in _classes_of_task(task, type(config), transformers)]
+    try:
+        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        module = None
+    classes += [cls for cls in vars(module).values() if isinstance(cls, type)] if module else []
+    base = transformers.PreTrainedModel
+    return {
+        cls.__name__.lower(): cls for cls in classes if issubclass(cls, base) and cls.config_class in config_classes
+    }
+
+
+def _task_of_class(model_class: type, config: Any, transformers: Any) -> str:
+    # "pretraining" last: the auto class of pretraining leads to the causal-lm or seq2seq-lm class of most families.
+    for task in sorted(TASKS, key=lambda name: name == "pretraining"):
+        if model_class in _classes_of_task(task, type(config), transformers):
+            return task
+    return ""
+
+
+def _float32_patterns(model: Any, dtype: str) -> list[str]:
+    """Return regular expressions of the names that `from_pretrained(dtype=...)` loads in float32."""
+    names: set[str] = set()
+    if dtype in _FLOAT16:
+        names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if dtype in _HALF:
+        names |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if hasattr(model, "_get_dtype_plan"):
+        return [name.replace("*", ".*") for name in sorted(names)]
+    # transformers 4.x compared whole parts of the dotted name (modeling_utils.py @4.45: `in param_name.split(".")`).
+    return [rf"(^|\.){name}(\.|$)" for name in sorted(names)]
+
+
+def _keep_float32(table: ParameterTable, patterns: list[str]) -> ParameterTable:
+    if not patterns:
+        return table
+    kept = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+
+    def in_float32(name: str, tensor: TensorSpec) -> TensorSpec:
+        return tensor.with_dtype("float32") if tensor.is_floating_point and kept.search(name) else tensor
+
+    # A tied name is not in the checkpoint: the first name decides for its storage.
+    return ParameterTable(
+        parameters=tuple(replace(p, tensor=in_float32(p.tied_to or p.name, p.tensor)) for p in table.parameters),
+        buffers=tuple(replace(b, tensor=in_float32(b.name, b.tensor)) if b.persistent else b for b in table.buffers),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' log below an error: its advice is about models that will run."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _one_line_errors(model_type: str) -> Iterator[None]:
+    try:
+        yield
+    except MemsimError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(f"transformers cannot build a {model_type} model from this configuration: {said}") from error
