@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     runs = parser.parse_args().runs
     measured: dict[str, list[Run]] = {"import click, numpy": [], "memsim estimate distilbert": []}
-    for name, command in zip(measured, (BASELINE, ESTIMATE), strict=True):
+    for command in (BASELINE, ESTIMATE):
         run(command)
     for _ in range(runs):
         for name, command in zip(measured, (BASELINE, ESTIMATE), strict=True):

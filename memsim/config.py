@@ -42,6 +42,18 @@ TASKS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that another optimizer, or the same with other arguments, trains."""
+
+    patterns: tuple[str, ...]
+    """Full names, module names or wildcards, as in `ParameterTable.freeze`."""
+    optimizer: str | None = None
+    """Any optimizer name, `none` for no optimizer at all; `None` is the `OptimizerConfig`'s own."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments; laid over the `OptimizerConfig`'s where the optimizer is the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """Which optimizer, how it is built."""
 
@@ -51,6 +63,8 @@ class OptimizerConfig:
     """Keyword arguments of the real class."""
     impl: OptimizerImpl | None = None
     """Form of `step()`; `None` is what PyTorch chooses on an accelerator (foreach where the class has it)."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Parameters that are trained differently; the first group that covers a name has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +105,18 @@ class TrainingConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}.")
+
+
+def optimizer_config_of(data: Mapping[str, Any]) -> OptimizerConfig:
+    """Return the `OptimizerConfig` that `dataclasses.asdict` turned into `data`.
+
+    Raises:
+        TypeError: `data` has other keys.
+    """
+    groups = tuple(
+        ParameterGroup(**{**group, "patterns": tuple(group["patterns"])}) for group in data.get("groups", ())
+    )
+    return OptimizerConfig(**{**data, "groups": groups})
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -10,11 +10,11 @@ from memsim import __version__
 from memsim.config import OptimizerConfig, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError
 from memsim.model import ModelSpec
-from memsim.optimizers import OptimizerRule, derive_state, resolve_optimizer
+from memsim.optimizers import OptimizerRule, derive_grouped_state, resolve_groups
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
 
-_OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl")
+_OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl", "parameter_groups")
 
 _NOT_RECORDED = Unmodeled(
     what="activations, step temporaries, workspaces, CUDA context",
@@ -26,7 +26,8 @@ _NOT_RECORDED = Unmodeled(
 def training_config(**options: Any) -> TrainingConfig:
     """Return a `TrainingConfig` from the options of the command line and of `memsim.estimate`.
 
-    `optimizer`, `optimizer_args` and `optimizer_impl` make its `OptimizerConfig`; every other option is a field.
+    `optimizer`, `optimizer_args`, `optimizer_impl` and `parameter_groups` make its `OptimizerConfig`; every other
+    option is a field.
 
     Raises:
         UnknownNameError: no such option.
@@ -42,10 +43,12 @@ def training_config(**options: Any) -> TrainingConfig:
         optimizer = OptimizerConfig(name=optimizer)
     if not isinstance(optimizer, OptimizerConfig):
         raise UsageError(f"optimizer must be a name or an OptimizerConfig, not {type(optimizer).__name__}.")
-    if options.get("optimizer_args"):
-        optimizer = replace(optimizer, args={**optimizer.args, **options["optimizer_args"]})
-    if options.get("optimizer_impl"):
-        optimizer = replace(optimizer, impl=options["optimizer_impl"])
+    optimizer = replace(
+        optimizer,
+        args={**optimizer.args, **options.get("optimizer_args", {})},
+        impl=options.get("optimizer_impl", optimizer.impl),
+        groups=(*optimizer.groups, *options.get("parameter_groups", ())),
+    )
     rest = {name: value for name, value in options.items() if name not in _OPTIMIZER_OPTIONS}
     if "freeze" in rest:
         rest["freeze"] = (rest["freeze"],) if isinstance(rest["freeze"], str) else tuple(rest["freeze"])
@@ -59,7 +62,8 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
         model: a catalog name, a hub id, a folder, a `torch.nn.Module`, a `transformers.PretrainedConfig`, or a
             `ModelSpec`.
         config: every choice at once; or give them as `options`.
-        options: the fields of `TrainingConfig` by name, and `optimizer`, `optimizer_args`, `optimizer_impl`:
+        options: the fields of `TrainingConfig` by name, and `optimizer`, `optimizer_args`, `optimizer_impl`,
+            `parameter_groups`:
             `estimate("gpt2", optimizer="adafactor", dtype="bfloat16", freeze=["transformer.wte"])`.
 
     Raises:
@@ -95,7 +99,7 @@ def estimate_all(model: object, configs: Sequence[TrainingConfig]) -> Estimates:
         UsageError: an option that cannot be.
     """
     for config in configs:  # a wrong optimizer is told before the network is asked for the model
-        resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
+        resolve_groups(config.optimizer)
     spec = _model_spec(model, configs[0])
     return Estimates(tuple(_estimate(spec, config) for config in configs))
 
@@ -106,9 +110,9 @@ def _model_spec(model: object, config: TrainingConfig) -> ModelSpec:
 
 
 def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
-    optimizer = resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
     trainable = spec.table.trainable
-    state = derive_state(optimizer, trainable)
+    state = derive_grouped_state(config.optimizer, spec.table)
+    optimizer = state.optimizer
     return Estimate(
         memsim_version=__version__,
         model=ModelSummary(

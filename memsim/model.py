@@ -93,17 +93,7 @@ class ParameterTable:
         Raises:
             UsageError: a pattern matches no parameter.
         """
-        frozen: set[str] = set()
-        for pattern in patterns:
-            matched = {p.tied_to or p.name for p in self.parameters if _covers(pattern, p.name)}
-            if not matched:
-                raise UsageError(
-                    f"--freeze {pattern!r} matches none of the {len(self.parameters)} parameter names "
-                    f"(the first is {self.parameters[0].name!r}). Give a module's name or a wildcard such as '*embed*'."
-                    if self.parameters
-                    else f"--freeze {pattern!r}: the model has no parameters."
-                )
-            frozen |= matched
+        frozen = {name for pattern in patterns for name in self.covered(pattern, "--freeze")}
         if not frozen:
             return self
         return replace(
@@ -111,6 +101,21 @@ class ParameterTable:
             parameters=tuple(
                 replace(p, requires_grad=False) if (p.tied_to or p.name) in frozen else p for p in self.parameters
             ),
+        )
+
+    def covered(self, pattern: str, asked_by: str) -> set[str]:
+        """Return the names of the storages that a pattern covers; see `freeze`.
+
+        Raises:
+            UsageError: it covers none; `asked_by` says which option it came from.
+        """
+        matched = {p.tied_to or p.name for p in self.parameters if _covers(pattern, p.name)}
+        if matched:
+            return matched
+        first = f" (the first is {self.parameters[0].name!r})" if self.parameters else ""
+        raise UsageError(
+            f"{asked_by} {pattern!r} matches none of the {len(self.parameters)} parameter names{first}. "
+            "Give a module's name or a wildcard such as '*embed*'."
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memsim.config import OptimizerConfig, TrainingConfig
+from memsim.config import TrainingConfig, optimizer_config_of
 from memsim.errors import OutputError
 from memsim.files import write_new
 from memsim.optimizers import StateRow
@@ -239,7 +239,7 @@ def load(path: str | Path) -> Estimate | Estimates:
 
 def _estimate_of(data: Mapping[str, Any]) -> Estimate:
     config = dict(data["config"])
-    config["optimizer"] = _data_of(OptimizerConfig, config["optimizer"])
+    config["optimizer"] = optimizer_config_of(config["optimizer"])
     config["freeze"] = tuple(config["freeze"])
     return Estimate(
         memsim_version=data["memsim_version"],

@@ -18,13 +18,13 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Return `num_bytes` with a binary unit: `"501.9 MiB"`; below 1 KiB as `"416 B"`.
+    """Return `num_bytes` with a binary unit: `"501.89 MiB"`; below 1 KiB as `"416 B"`.
 
     The unit is the largest that leaves at least one whole unit. Negative differences keep their sign.
     """
     for unit, factor in _BINARY:
         if abs(num_bytes) >= factor:
-            return f"{num_bytes / factor:,.1f} {unit}"
+            return f"{num_bytes / factor:,.2f} {unit}"
     return f"{num_bytes} B"
 
 

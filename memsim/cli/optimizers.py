@@ -35,8 +35,13 @@ def command(*, name: str | None, output: Output) -> None:
         _write_one(name, output)
 
 
+def optimizer_rows() -> list[dict[str, Any]]:
+    """Return one row per optimizer name and class: bytes per parameter on device and host, package, source."""
+    return [_row(name) for name in (*names(), *rules())]
+
+
 def _write_list(output: Output) -> None:
-    rows = [_row(name) for name in (*names(), *rules())]
+    rows = optimizer_rows()
     output.write(
         table=lambda width, color: render_rows(
             ("optimizer", "bytes/parameter", "on host", "class", "package"),

@@ -18,9 +18,10 @@ from memsim.config import (
     WEIGHT_DTYPES,
     AttnImplementation,
     AutocastDtype,
-    OptimizerConfig,
     OptimizerImpl,
+    ParameterGroup,
     TrainingConfig,
+    optimizer_config_of,
 )
 from memsim.errors import UsageError
 from memsim.estimator import training_config
@@ -70,6 +71,13 @@ _STEP_OPTIONS = (
         metavar="KEY=VALUE",
         help="Argument of the optimizer's class; repeatable.",
     ),
+    click.option(
+        "--param-group",
+        "param_groups",
+        multiple=True,
+        metavar="PATTERN=NAME[,KEY=VALUE]",
+        help="Train these parameters with another optimizer, or with none; repeatable, first match wins.",
+    ),
     click.option("--optimizer-impl", metavar="|".join(get_args(OptimizerImpl)), help="Form of optimizer.step()."),
     click.option("--batch-size", type=int, metavar="N", help="Sequences per device and micro-batch [default: 1]."),
     click.option("--seq-len", type=int, metavar="N", help="Tokens per sequence."),
@@ -89,10 +97,17 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of a training step; the command gets one `configs: list[TrainingConfig]`, one per optimizer."""
 
     def wrapped(
-        *, optimizers: tuple[str, ...], optimizer_args: tuple[str, ...], config_file: str | None, **rest: Any
+        *,
+        optimizers: tuple[str, ...],
+        optimizer_args: tuple[str, ...],
+        param_groups: tuple[str, ...],
+        config_file: str | None,
+        **rest: Any,
     ) -> Any:
         step = {key: rest.pop(key) for key in list(rest) if key in _STEP_FIELDS}
         given = {key: value for key, value in step.items() if value is not None and value != ()}
+        if param_groups:
+            given["parameter_groups"] = [_parameter_group(text) for text in param_groups]
         options = {**(_read_config(config_file) if config_file else {}), **given}
         return command(configs=_configs(options, optimizers, _arguments(optimizer_args)), **rest)
 
@@ -130,6 +145,16 @@ def _arguments(pairs: tuple[str, ...]) -> dict[str, str]:
     return arguments
 
 
+def _parameter_group(text: str) -> ParameterGroup:
+    pattern, equals, rest = text.partition("=")
+    name, *pairs = rest.split(",")
+    if not equals or not pattern.strip() or not name.strip():
+        raise UsageError(
+            f"--param-group {text!r} is not PATTERN=NAME: write it as in --param-group '*.mlp.*=torch.optim.Muon'."
+        )
+    return ParameterGroup(patterns=(pattern.strip(),), optimizer=name.strip(), args=_arguments(tuple(pairs)))
+
+
 def _read_config(path: str) -> dict[str, Any]:
     """Return the options in a JSON or TOML file; of a saved estimate, its configuration."""
     try:
@@ -146,8 +171,11 @@ def _read_config(path: str) -> dict[str, Any]:
     options = data["config"] if isinstance(data.get("config"), dict) else data
     options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
     if isinstance(options.get("optimizer"), dict):  # a saved estimate's own form
-        saved = OptimizerConfig(**options.pop("optimizer"))
-        options |= {"optimizer": saved.name, "optimizer_args": dict(saved.args)}
+        try:
+            saved = optimizer_config_of(options.pop("optimizer"))
+        except (TypeError, KeyError) as error:
+            raise UsageError(f"--config: the optimizer in {path!r} is not one that memsim saved ({error}).") from error
+        options |= {"optimizer": saved.name, "optimizer_args": dict(saved.args), "parameter_groups": saved.groups}
         options |= {"optimizer_impl": saved.impl} if saved.impl else {}
     return options
 

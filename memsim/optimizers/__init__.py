@@ -1,6 +1,7 @@
 """Optimizer rules: from parameter shapes and dtypes to the exact state of every optimizer memsim knows."""
 
 from memsim.optimizers import names as _names  # noqa: F401  (names.py imports and registers every family)
+from memsim.optimizers.grouping import derive_grouped_state, resolve_groups
 from memsim.optimizers.registry import (
     OptimizerName,
     ResolvedOptimizer,
@@ -18,8 +19,10 @@ __all__ = [
     "ResolvedOptimizer",
     "StateEntry",
     "StateRow",
+    "derive_grouped_state",
     "derive_state",
     "names",
+    "resolve_groups",
     "resolve_optimizer",
     "rules",
 ]
