@@ -60,10 +60,14 @@ def test_the_comparison_sees_a_shared_storage_that_the_rule_counts_twice():
         oracle.assert_state_equals("torch.optim.Adam", {}, optimizer, parameters)
 
 
+def _import(class_path: str) -> type:
+    module, _, name = class_path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def _constructor(rule: OptimizerRule) -> type:
-    module, _, name = rule.class_path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return _import(rule.class_path)
     except ImportError:
         pytest.skip(f"{rule.package} is not installed")
 
@@ -78,6 +82,8 @@ def test_the_arguments_of_a_rule_are_those_of_the_real_constructor(class_path):
         declared = rule.arguments[p.name]
         if isinstance(declared, Required):
             assert p.default is p.empty or p.default == declared.refused, p.name
+        elif isinstance(p.default, type):
+            assert _import(declared) is p.default, p.name
         else:
             default = None if isinstance(declared, Optional) else declared
             assert p.default == default, p.name

@@ -43,6 +43,12 @@ class ResolvedOptimizer:
     args: Arguments
     """Every argument, none left implicit."""
 
+    @property
+    def gradients_live_one_at_a_time(self) -> bool:
+        """Whether parameters are updated inside backward, as this rule and these arguments have it."""
+        fuses = self.rule.fuses_backward
+        return bool(self.args[fuses]) if isinstance(fuses, str) else fuses
+
 
 def register(class_path: str, *, arguments: Mapping[str, Any], **facts: Any) -> Callable[[RuleFunction], RuleFunction]:
     """Register the decorated function as the state rule of `class_path`.
@@ -81,34 +87,44 @@ def resolve_optimizer(name: str, args: Arguments | None = None, impl: str | None
     """Return the rule and the complete arguments of an optimizer.
 
     Args:
-        name: a Hugging Face `optim=` name, a short name or a class path.
+        name: a Hugging Face `optim=` name, a short name or a class path; a name is found in any case (`AdamW`) unless
+            that leaves two classes to choose from.
         args: keyword arguments; strings are converted to the argument's type.
         impl: `foreach`, `fused` or `for-loop`, where the class has that form.
 
     Raises:
         UnknownNameError: no such optimizer or argument.
-        UsageError: an argument of the wrong type, or a form of `step()` that the class does not have.
+        UsageError: an argument of the wrong type, a form of `step()` that the class does not have, or a name that could
+            be either of two classes.
     """
-    known = _NAMES.get(name)
-    class_path = known.class_path if known else name
-    rule = _RULES.get(class_path)
-    if rule is None:
-        raise UnknownNameError("optimizer", name, [*_NAMES, *_RULES], "'memsim optimizers' lists all.")
-    preset = dict(known.args) if known else {}
-    complete = complete_arguments(name, rule, {**preset, **_impl_arguments(rule, impl), **(args or {})})
+    known = _NAMES.get(name) or _find(name)
+    rule = _RULES[known.class_path]
+    complete = complete_arguments(name, rule, {**known.args, **_impl_arguments(rule, impl), **(args or {})})
     return ResolvedOptimizer(name=name, rule=rule, args=complete)
+
+
+def _find(name: str) -> OptimizerName:
+    """Return what a class path, or a name in another case than its own, stands for."""
+    if name in _RULES:
+        return OptimizerName(name=name, class_path=name)
+    # `Adafactor` is the spelling of torch's class, and `adafactor` the Trainer's name for another one.
+    spelled = [f"{module}.{name}" for module in ("torch.optim", "bitsandbytes.optim") if f"{module}.{name}" in _RULES]
+    folded = [known for known in _NAMES.values() if known.name.lower() == name.lower()]
+    candidates = {known.class_path: known for known in folded}
+    for class_path in spelled[:1]:
+        candidates.setdefault(class_path, OptimizerName(name=name, class_path=class_path))
+    if not candidates:
+        raise UnknownNameError("optimizer", name, [*_NAMES, *_RULES], "'memsim optimizers' lists all.")
+    if len(candidates) > 1:
+        ways = [known.name if known in folded else path for path, known in candidates.items()]
+        raise UsageError(f"optimizer {name!r} could be {' or '.join(ways)}: write the one you mean.")
+    return next(iter(candidates.values()))
 
 
 def _impl_arguments(rule: OptimizerRule, impl: str | None) -> dict[str, bool]:
     """Return the `foreach=` and `fused=` arguments that ask for a form of `step()`."""
     if impl is None:
         return {}
-    forms = {
-        "foreach": {"foreach": True},
-        "fused": {"fused": True},
-        "for-loop": {"foreach": False, "fused": False},
-    }
-    wanted = {key: value for key, value in forms[impl].items() if key in rule.arguments}
-    if not wanted and impl != "for-loop":
+    if impl != "for-loop" and impl not in rule.arguments:
         raise UsageError(f"{rule.class_path} has no {impl} form: leave --optimizer-impl out.")
-    return wanted
+    return {form: form == impl for form in ("foreach", "fused") if form in rule.arguments}

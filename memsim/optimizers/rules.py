@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from memsim.model import ParameterSpec
 from memsim.tensors import Device, Shape, TensorSpec
@@ -63,6 +63,11 @@ class OptimizerRule:
     """Whether the entries depend on the parameter's name (then nothing is remembered from one to the next)."""
     whole: bool = False
     """Whether `state` is a `GroupRule`."""
+    created: Literal["first step", "constructor"] = "first step"
+    """When the entries are made; a constructor makes them for every parameter that it is given, trained or not."""
+    fuses_backward: bool | str = False
+    """Whether each parameter is updated inside backward as soon as its gradient exists, so that gradients live one at a
+    time instead of all together; a string names the argument that asks for it."""
     ignores: str = ""
     """What the rule leaves out, in a sentence."""
     own_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -78,6 +83,21 @@ def like(name: str, parameter: ParameterSpec, dtype: str | None = None) -> State
 def tensor(name: str, shape: Shape, dtype: str, device: Device = "device") -> StateEntry:
     """Return an entry with a shape of its own."""
     return StateEntry(name, TensorSpec(shape, dtype, device))
+
+
+def same_shape(*names: str, numbers: Sequence[str] = (), dtype: str | None = None) -> ParameterRule:
+    """Return the rule of an optimizer that keeps nothing but tensors of the parameter's shape.
+
+    Args:
+        names: its entries, in the parameter's dtype or in `dtype`.
+        numbers: plain Python integers beside them.
+        dtype: of all entries, where it is not the parameter's.
+    """
+
+    def rule(parameter: ParameterSpec, _: Arguments) -> Entries:
+        return (*(python_number(name) for name in numbers), *(like(name, parameter, dtype) for name in names))
+
+    return rule
 
 
 def step_tensor(*, on_device: bool, name: str = "step") -> StateEntry:

@@ -1,8 +1,4 @@
-"""State of `torch.optim`'s Adam, AdamW and SGD.
-
-Read at torch 2.13.0, torch/optim/adam.py:168-191, adamw.py:60, sgd.py:120-150. `step` is a float32 scalar on the host
-unless the optimizer is `capturable` or `fused`; every other entry has the parameter's shape and dtype.
-"""
+"""`torch.optim.Adam` and `AdamW`: torch/optim/adam.py and adamw.py @2.13.0."""
 
 from __future__ import annotations
 
@@ -11,9 +7,8 @@ from typing import Any
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
-from memsim.optimizers.rules import Arguments, Entries, like, step_tensor
-
-TORCH = {"package": "torch", "version": "2.13.0"}
+from memsim.optimizers.rules import Arguments, Entries, like
+from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 
 _ADAM: dict[str, Any] = {
     "lr": 1e-3,
@@ -36,5 +31,4 @@ _ADAMW = {key: value for key, value in _ADAM.items() if key != "decoupled_weight
 def adam(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Two moments in the parameter's dtype, three with `amsgrad`."""
     moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
-    step = step_tensor(on_device=bool(args["capturable"] or args["fused"]))
-    return (step, *(like(name, parameter) for name in moments))
+    return (step_entry(args), *(like(name, parameter) for name in moments))
