@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from memsim.config import OptimizerConfig, TrainingConfig
+    from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
     from memsim.errors import MemsimError
     from memsim.estimator import compare, estimate
     from memsim.live import compute_optimizer_size
@@ -24,6 +24,7 @@ _HOMES = {
     "Estimates": "memsim.results",
     "MemsimError": "memsim.errors",
     "OptimizerConfig": "memsim.config",
+    "ParameterGroup": "memsim.config",
     "TrainingConfig": "memsim.config",
     "compare": "memsim.estimator",
     "compute_optimizer_size": "memsim.live",
@@ -37,6 +38,7 @@ __all__ = [
     "Estimates",
     "MemsimError",
     "OptimizerConfig",
+    "ParameterGroup",
     "TrainingConfig",
     "compare",
     "compute_optimizer_size",

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from memsim import __version__
+from memsim.built_optimizer import config_of_built, is_built_optimizer
 from memsim.config import OptimizerConfig, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError
 from memsim.model import ModelSpec
@@ -65,6 +66,7 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
         options: the fields of `TrainingConfig` by name, and `optimizer`, `optimizer_args`, `optimizer_impl`,
             `parameter_groups`:
             `estimate("gpt2", optimizer="adafactor", dtype="bfloat16", freeze=["transformer.wte"])`.
+            `optimizer` may also be an optimizer object over the parameters of `model`, before or after its first step.
 
     Raises:
         ModelError: the model cannot be resolved.
@@ -72,6 +74,8 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
     """
     if config is not None and options:
         raise UsageError("give either a TrainingConfig or options, not both.")
+    if is_built_optimizer(options.get("optimizer")):
+        options["optimizer"] = config_of_built(options["optimizer"], model)
     config = config or training_config(**options)
     return _estimate(_model_spec(model, config), config)
 

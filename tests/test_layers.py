@@ -13,7 +13,7 @@ ORDER = (
     ("model", "config", "ledger"),
     ("optimizers", "catalog"),
     ("record",),
-    ("resolve", "live", "report.frames"),
+    ("resolve", "live", "built_optimizer", "report.frames"),
     ("results",),
     ("estimator", "report"),
     ("cli",),
