@@ -60,8 +60,8 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        """Number of elements; 1 for a scalar or a Python number."""
-        return math.prod(self.shape)
+        """Number of elements; 1 for a scalar or a Python number, 0 for `None`."""
+        return 0 if self.dtype == "python:none" else math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
