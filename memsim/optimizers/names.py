@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsim.optimizers import adafactor, bitsandbytes, torch_optim  # noqa: F401  (each registers its rules)
+from memsim.optimizers import adafactor, bitsandbytes, third_party_names, torch_optim  # noqa: F401  (registers rules)
 from memsim.optimizers.registry import OptimizerName, names, register_names, rules
 
 
