@@ -124,6 +124,20 @@ def _walk_tensor(name: str, value: torch.Tensor) -> Iterator[tuple[str, Shape, s
     yield name, tuple(value.shape), dtype, storage.nbytes(), storage._cdata
 
 
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return every tensor in the optimizer's state, wherever it is nested."""
+
+    def tensors(value: Any) -> Iterator[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from (t for item in value.values() for t in tensors(item))
+        elif isinstance(value, (list, tuple)):
+            yield from (t for item in value for t in tensors(item))
+
+    return list(tensors(dict(optimizer.state)))
+
+
 def specs(
     parameters: Mapping[str, torch.nn.Parameter], module_classes: Mapping[str, str] | None = None
 ) -> tuple[ParameterSpec, ...]:

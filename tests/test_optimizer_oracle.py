@@ -72,7 +72,7 @@ def _constructor(rule: OptimizerRule) -> type:
         pytest.skip(f"{rule.package} is not installed")
 
 
-@pytest.mark.parametrize("class_path", sorted(rules()))
+@pytest.mark.parametrize("class_path", sorted(path for path in rules() if "." in path))
 def test_the_arguments_of_a_rule_are_those_of_the_real_constructor(class_path):
     rule = rules()[class_path]
     real = list(inspect.signature(_constructor(rule)).parameters.values())[1:]

@@ -11,6 +11,15 @@ from memsim.optimizers.registry import (
 )
 from memsim.optimizers.rules import OptimizerRule, StateEntry
 from memsim.optimizers.state import OptimizerState, StateRow, derive_state
+from memsim.optimizers.step import (
+    StepEvent,
+    UnmodelledStepError,
+    group_step_events,
+    peak_bytes,
+    step_events,
+    step_peak_bytes,
+    step_source,
+)
 
 __all__ = [
     "OptimizerName",
@@ -19,10 +28,17 @@ __all__ = [
     "ResolvedOptimizer",
     "StateEntry",
     "StateRow",
+    "StepEvent",
+    "UnmodelledStepError",
     "derive_grouped_state",
     "derive_state",
+    "group_step_events",
     "names",
+    "peak_bytes",
     "resolve_groups",
     "resolve_optimizer",
     "rules",
+    "step_events",
+    "step_peak_bytes",
+    "step_source",
 ]

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
+from memsim.optimizers.step import Frame, Tape, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
+from memsim.optimizers.torch_optim.tape import (
+    F32,
+    ONE_MINUS_POWER,
+    QUOTIENT,
+    by_dtype,
+    count_steps,
+    decay_each,
+    form_of,
+    negate_and_decay,
+    negate_each,
+    promoted,
+    scalars,
+)
 
 _ADAM: dict[str, Any] = {
     "lr": 1e-3,
@@ -32,3 +47,59 @@ def adam(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Two moments in the parameter's dtype, three with `amsgrad`."""
     moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
     return (step_entry(args), *(like(name, parameter) for name in moments))
+
+
+@register_step("torch.optim.Adam", "torch.optim.AdamW", source="torch/optim/adam.py:347-900")
+def adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """For-loop, foreach and fused; the fused kernel updates everything in place."""
+    tape.create_state()
+    decoupled = args.get("decoupled_weight_decay", True)
+    form = form_of(tape, args)
+    if form == "for-loop":
+        _single(tape, parameters, args, decay=not decoupled)
+    elif form == "foreach":
+        _multi(tape, parameters, args, decay=not decoupled)
+
+
+def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments, *, decay: bool) -> None:
+    with tape.frame() as local:
+        for p in parameters:
+            negate_and_decay(local, p, args, decay=decay)
+            if args["capturable"]:
+                _capturable_denom(local, p, args)
+            else:
+                local.new("denom", p, p)  # (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)
+
+
+def _capturable_denom(local: Frame, p: ParameterSpec, args: Arguments) -> None:
+    local.new("bias_correction1", *ONE_MINUS_POWER, parameter=p.name)
+    local.new("bias_correction2", *ONE_MINUS_POWER, parameter=p.name)
+    local.new("step_size", *QUOTIENT, parameter=p.name)
+    local.new("step_size_neg", F32, parameter=p.name)
+    local.new("bias_correction2_sqrt", F32, parameter=p.name)
+    if args["amsgrad"]:
+        local.brief(p, name="max_exp_avg_sq")  # max_exp_avg_sqs[i].copy_(torch.maximum(...))
+    # (exp_avg_sq.sqrt() / (bias_correction2_sqrt * step_size_neg)).add_(eps / step_size_neg)
+    root = local.open(p, name="denom")
+    factor = local.open(F32, parameter=p.name, name="denom")
+    denom = local.open(promoted(p), name="denom")
+    local.end(root, factor)
+    local.brief(*QUOTIENT, parameter=p.name, name="denom")
+    local.receive("denom", denom)
+
+
+def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments, *, decay: bool) -> None:
+    capturable = args["capturable"]
+    with tape.frame() as local:
+        for group in by_dtype(parameters):
+            negate_each(local, group, args)
+            count_steps(tape, local, on_device=capturable)
+            if decay:
+                decay_each(local, group, args)
+            local.forget("device_grads")
+            if capturable:
+                local.new_each("bias_correction1", scalars(group))
+                local.new_each("bias_correction2", scalars(group))
+                local.alias("step_size", "bias_correction1")
+                local.alias("bias_correction2_sqrt", "bias_correction2")
+            local.new_each("exp_avg_sq_sqrt", group)

@@ -1,0 +1,324 @@
+"""What `step()` allocates and frees, as a list of events in true order.
+
+A step rule mirrors the optimizer's own Python line by line: a `Frame` holds its local variables, and a tensor lives as
+long as Python keeps a reference to it. So the denominator of one parameter is still alive while the next one's is
+computed, as it is in PyTorch. What a kernel allocates inside itself (the scratch of a reduction, cuBLAS's workspace) is
+not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from memsim.errors import MemsimError
+from memsim.model import ParameterSpec
+from memsim.optimizers.registry import ResolvedOptimizer
+from memsim.optimizers.rules import Arguments, StateEntry
+from memsim.optimizers.state import OptimizerState, derive_state
+from memsim.tensors import Device, TensorSpec
+
+StepCategory = Literal["temporary", "optimizer_state"]
+
+
+class StepEvent(NamedTuple):
+    """One allocation, or its end."""
+
+    action: Literal["alloc", "free"]
+    key: int
+    """The same for an allocation and its free; nothing else in the list has it."""
+    tensor: TensorSpec
+    """What is allocated; `device="host"` is CPU memory, `device` the parameters' own device."""
+    category: StepCategory
+    """State is never freed here: it outlives the step."""
+    parameter: str
+    """The parameter that it belongs to; empty where there is none."""
+    name: str
+    """The state entry's name, or the variable's in the optimizer's code."""
+
+
+StepRule = Callable[["Tape", Sequence[ParameterSpec], Arguments], None]
+"""Writes one group's step on a tape: the parameters that have a gradient, and the complete arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSource:
+    """A step rule, or why there is none."""
+
+    rule: StepRule | None
+    """Writes the events."""
+    source: str = ""
+    """File and lines of the code that it mirrors."""
+    reason: str = ""
+    """Why the step is not modelled."""
+
+
+class UnmodelledStepError(MemsimError):
+    """The temporaries of this optimizer's `step()` are not known; its state may well be."""
+
+
+_STEPS: dict[str, StepSource] = {}
+
+
+def register_step(*class_paths: str, source: str) -> Callable[[StepRule], StepRule]:
+    """Register the decorated function as the step rule of one or more classes."""
+
+    def decorate(rule: StepRule) -> StepRule:
+        for class_path in class_paths:
+            assert class_path not in _STEPS, f"the step of {class_path} is registered twice"
+            _STEPS[class_path] = StepSource(rule=rule, source=source)
+        return rule
+
+    return decorate
+
+
+def register_unmodelled_step(class_path: str, reason: str) -> None:
+    """Say why the step of a class is not modelled."""
+    assert class_path not in _STEPS, f"the step of {class_path} is registered twice"
+    _STEPS[class_path] = StepSource(rule=None, reason=reason)
+
+
+def step_source(optimizer: ResolvedOptimizer) -> StepSource:
+    """Return where the optimizer's step rule comes from; `reason` says why where there is no rule."""
+    path = optimizer.rule.class_path
+    if optimizer.args.get("differentiable"):
+        return StepSource(rule=None, reason="with differentiable=True autograd keeps what it needs of the step")
+    return _STEPS.get(path) or StepSource(rule=None, reason=f"the temporaries of {path}.step() have not been read yet")
+
+
+class Tape:
+    """The events of one step, while they are written.
+
+    Args:
+        state: every entry of the optimizer's state, for the entries that this step creates.
+        first_step: whether the state does not exist yet.
+        on_cpu: whether the parameters are on the CPU, where PyTorch takes other branches here and there.
+        first_key: key of the first event.
+    """
+
+    def __init__(self, state: OptimizerState, *, first_step: bool, on_cpu: bool = False, first_key: int = 0) -> None:
+        self.events: list[StepEvent] = []
+        self.first_step = first_step
+        self.on_cpu = on_cpu
+        self._state = state
+        self._next_key = first_key
+        self._references: dict[int, int] = {}
+        self._shared: set[str] = set()
+
+    def create_state(self, of: ParameterSpec | None = None) -> None:
+        """Allocate every state entry, or those of one parameter, if this is the first step and no constructor did."""
+        if not self.first_step or self._state.optimizer.rule.created == "constructor":
+            return
+        for parameter, entries in self._state.by_parameter:
+            if of is None or of is parameter:
+                for entry in entries:
+                    self._create(parameter.name, entry)
+
+    def _create(self, parameter: str, entry: StateEntry) -> None:
+        if entry.tensor.dtype.startswith("python:") or entry.shared in self._shared:
+            return
+        if entry.shared is not None:
+            self._shared.add(entry.shared)
+        self.allocate(entry.storage or entry.tensor, parameter, entry.name, "optimizer_state")
+
+    def allocate(
+        self, tensor: TensorSpec, parameter: str, name: str, category: StepCategory = "temporary"
+    ) -> StepEvent:
+        """Write one allocation; whoever asked for it holds the only reference."""
+        event = StepEvent("alloc", self._next_key, tensor, category, parameter, name)
+        self._references[self._next_key] = 1
+        self._next_key += 1
+        self.events.append(event)
+        return event
+
+    def keep(self, event: StepEvent) -> None:
+        """Count one more reference to an allocation."""
+        self._references[event.key] += 1
+
+    def release(self, event: StepEvent) -> None:
+        """Drop one reference; the last one frees."""
+        self._references[event.key] -= 1
+        if not self._references[event.key]:
+            self.events.append(StepEvent("free", *event[1:]))
+
+    @contextmanager
+    def frame(self) -> Iterator[Frame]:
+        """Open a function's local variables; all of them die at its end, in the order of their first assignment."""
+        frame = Frame(self)
+        yield frame
+        frame.close()
+
+    @property
+    def next_key(self) -> int:
+        """First key that no event of this tape has."""
+        return self._next_key
+
+
+Source = ParameterSpec | TensorSpec
+"""What a new tensor looks like: like a parameter, or as given."""
+
+
+def scalar(dtype: str = "float32", device: Device = "device") -> TensorSpec:
+    """Return a tensor of no dimensions."""
+    return TensorSpec((), dtype, device)
+
+
+class Frame:
+    """The local variables of one function: names that hold tensors, or lists of tensors, made during the step."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._variables: dict[str, tuple[StepEvent, ...]] = {}
+
+    def new(self, name: str, *sources: Source, parameter: str = "") -> None:
+        """`name = operation(...)`, or `name = x.first().second()`: make tensors, then let go of what the name held.
+
+        In a chain each operation makes a tensor, and its operand dies after it.
+        """
+        self._bind(name, (self.open(*sources, parameter=parameter, name=name),))
+
+    def new_each(self, name: str, sources: Iterable[Source]) -> None:
+        """`name = torch._foreach_operation(...)`, or a comprehension: a list of new tensors."""
+        self._bind(name, tuple(self.open(source, name=name) for source in sources))
+
+    def open(self, *sources: Source, parameter: str = "", name: str = "") -> StepEvent:
+        """Make a tensor (or a chain of them) that no name holds, inside an expression; `end` it where Python does."""
+        previous = None
+        for source in sources:
+            if isinstance(source, ParameterSpec):
+                made = self._tape.allocate(source.tensor, source.name, name)
+            else:
+                made = self._tape.allocate(source, parameter, name)
+            if previous is not None:
+                self._tape.release(previous)
+            previous = made
+        assert previous is not None, "an expression makes at least one tensor"
+        return previous
+
+    def end(self, *made: StepEvent) -> None:
+        """Let go of tensors that `open` made, in the given order."""
+        for event in made:
+            self._tape.release(event)
+
+    def brief(self, *sources: Source, parameter: str = "", name: str = "") -> None:
+        """Make a tensor (or a chain of them) that dies in the same expression."""
+        self.end(self.open(*sources, parameter=parameter, name=name))
+
+    def append(self, name: str, made: StepEvent) -> None:
+        """`name.append(made)`: one more tensor in a list; `made` comes from `open`."""
+        self._variables[name] = (*self._variables.get(name, ()), made)
+
+    def alias(self, name: str, other: str, index: int | None = None) -> None:
+        """`name = other`, or `name = other[index]`: one more reference to the same tensors."""
+        held = self._variables.get(other, ())
+        self._bind(name, self._kept(held if index is None else (held[index],)))
+
+    def forget(self, *names: str) -> None:
+        """`del name`, or `name = something that this step did not make`."""
+        for name in names:
+            self._bind(name, ())
+
+    def result(self, name: str) -> tuple[StepEvent, ...]:
+        """`return name`: what the name holds, kept alive past the function's end; the caller's frame receives it."""
+        return self._kept(self._variables.get(name, ()))
+
+    def receive(self, name: str, *returned: StepEvent) -> None:
+        """`name = function(...)`: bind what a function returned, or what `open` made."""
+        self._bind(name, returned)
+
+    def close(self) -> None:
+        """Leave the function."""
+        self.forget(*self._variables)
+
+    def _kept(self, held: tuple[StepEvent, ...]) -> tuple[StepEvent, ...]:
+        for event in held:
+            self._tape.keep(event)
+        return held
+
+    def _bind(self, name: str, held: tuple[StepEvent, ...]) -> None:
+        before = self._variables.get(name, ())
+        self._variables[name] = held
+        # CPython empties lists and tuples from their end.
+        for event in reversed(before):
+            self._tape.release(event)
+
+
+Group = tuple[ResolvedOptimizer, Sequence[ParameterSpec]]
+"""One parameter group: what updates it, and its parameters."""
+
+
+def step_events(
+    optimizer: ResolvedOptimizer,
+    parameters: Sequence[ParameterSpec],
+    *,
+    first_step: bool,
+    on_cpu: bool = False,
+) -> list[StepEvent]:
+    """Return every allocation and free of one `step()` over one group of parameters, in order.
+
+    Args:
+        optimizer: the optimizer and its arguments.
+        parameters: those that have a gradient, in the group's order.
+        first_step: whether the state is created (its entries are events of category `optimizer_state`).
+        on_cpu: what a CPU would do instead of an accelerator; PyTorch then prefers the for-loop form.
+
+    Raises:
+        UnmodelledStepError: the step of this optimizer is not known; `step_source` gives the reason without raising.
+    """
+    return group_step_events([(optimizer, parameters)], first_step=first_step, on_cpu=on_cpu)
+
+
+def group_step_events(groups: Iterable[Group], *, first_step: bool, on_cpu: bool = False) -> list[StepEvent]:
+    """Return the events of one `step()` over several groups, which PyTorch updates one after the other.
+
+    Raises:
+        UnmodelledStepError: the step of one of them is not known.
+    """
+    events: list[StepEvent] = []
+    next_key = 0
+    for optimizer, parameters in groups:
+        known = step_source(optimizer)
+        if known.rule is None:
+            raise UnmodelledStepError(f"{optimizer.name}: what step() allocates is not modelled: {known.reason}.")
+        state = derive_state(optimizer, parameters)
+        tape = Tape(state, first_step=first_step, on_cpu=on_cpu, first_key=next_key)
+        known.rule(tape, parameters, optimizer.args)
+        events += tape.events
+        next_key = tape.next_key
+    return events
+
+
+def peak_bytes(
+    events: Iterable[StepEvent],
+    *,
+    device: Device | None = "device",
+    category: StepCategory | None = None,
+) -> int:
+    """Return the most bytes alive at once above the start.
+
+    Args:
+        events: of one step.
+        device: which memory to count; `None` counts all.
+        category: what to count; `None` counts temporaries and created state together.
+    """
+    live = peak = 0
+    for event in events:
+        if device not in (None, event.tensor.device) or category not in (None, event.category):
+            continue
+        if event.action == "alloc":
+            live += event.tensor.nbytes
+            peak = max(peak, live)
+        else:
+            live -= event.tensor.nbytes
+    return peak
+
+
+def step_peak_bytes(optimizer: ResolvedOptimizer, parameters: Sequence[ParameterSpec], *, first_step: bool) -> int:
+    """Return the most bytes that `step()` holds at once on the device above what it finds there.
+
+    Raises:
+        UnmodelledStepError: the step of this optimizer is not known.
+    """
+    return peak_bytes(step_events(optimizer, parameters, first_step=first_step))

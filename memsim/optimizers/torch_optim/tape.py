@@ -1,0 +1,94 @@
+"""Lines that the steps of `torch.optim` have in common, written on a frame.
+
+`p` is one parameter, `group` the parameters of one dtype; a name in quotes is the variable in PyTorch's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from memsim.model import ParameterSpec
+from memsim.optimizers.rules import Arguments
+from memsim.optimizers.step import Frame, Tape, scalar
+from memsim.optimizers.torch_optim.forms import Form, chosen_form
+from memsim.tensors import TensorSpec
+
+F32 = scalar("float32")
+"""What arithmetic with a `step` on the device makes."""
+QUOTIENT = (F32, F32)
+"""`number / tensor`: `Tensor.__rdiv__` makes `tensor.reciprocal()` and multiplies it."""
+ONE_MINUS_POWER = (F32, F32)
+"""`1 - beta**step`."""
+
+
+def form_of(tape: Tape, args: Arguments) -> Form:
+    """Return the form of `step()`; where the arguments leave it open it is foreach, and for-loop on the CPU."""
+    return chosen_form(args, default="for-loop" if tape.on_cpu else "foreach")
+
+
+def by_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpec]]:
+    """Yield the parameters of each dtype, the dtype that comes up last first.
+
+    `_group_tensors_by_device_and_dtype` (torch/utils/_foreach_utils.py:44 @2.13.0) walks a C++ `unordered_map`, which
+    puts a new key in front: exact for two dtypes, an assumption for more.
+    """
+    groups: dict[str, list[ParameterSpec]] = {}
+    for p in parameters:
+        groups.setdefault(p.tensor.dtype, []).append(p)
+    yield from reversed(groups.values())
+
+
+def scalars(group: Sequence[ParameterSpec]) -> list[TensorSpec]:
+    """Return one float32 scalar on the device for each parameter, as `step` with `capturable` is."""
+    return [F32] * len(group)
+
+
+def count_steps(tape: Tape, local: Frame, *, on_device: bool) -> None:
+    """`torch._foreach_add_(device_state_steps, torch.tensor(1.0, device="cpu"), alpha=1.0)` for steps on the host."""
+    if tape.on_cpu or not on_device:
+        local.brief(scalar(device="host"), name="step")
+
+
+def negate_and_decay(local: Frame, p: ParameterSpec, args: Arguments, *, decay: bool = True) -> None:
+    """`grad = grads[i] if not maximize else -grads[i]`, then `grad = grad.add(param, alpha=weight_decay)`."""
+    if args["maximize"]:
+        local.new("grad", p)
+    else:
+        local.forget("grad")
+    if decay and args.get("weight_decay"):
+        local.new("grad", p)
+
+
+def negate_each(local: Frame, group: Sequence[ParameterSpec], args: Arguments, *, name: str = "device_grads") -> None:
+    """`device_grads = torch._foreach_neg(device_grads)` with `maximize`."""
+    local.forget(name)
+    if args["maximize"]:
+        local.new_each(name, group)
+
+
+def decay_each(local: Frame, group: Sequence[ParameterSpec], args: Arguments, *, name: str = "device_grads") -> None:
+    """`device_grads = torch._foreach_add(device_grads, device_params, alpha=weight_decay)`, in place if negated."""
+    if args["weight_decay"] and not args["maximize"]:
+        local.new_each(name, group)
+
+
+def promoted(p: ParameterSpec) -> ParameterSpec:
+    """Return what an operation of `p` with a float32 scalar makes: a parameter without dimensions takes its dtype."""
+    tensor = p.tensor
+    return p if tensor.shape or tensor.itemsize >= F32.itemsize else replace(p, tensor=F32)
+
+
+def where_number(local: Frame, p: ParameterSpec, name: str) -> None:
+    """`x.copy_(torch.where(x.gt(0), number, x))`: the mask, the number as a tensor, and the result."""
+    mask = local.open(TensorSpec(p.tensor.shape, "bool"), parameter=p.name, name=name)
+    number = local.open(scalar(p.tensor.dtype), parameter=p.name, name=name)
+    chosen = local.open(p, name=name)
+    local.end(number, mask, chosen)
+
+
+def assign_where(local: Frame, p: ParameterSpec, name: str) -> None:
+    """`x[x.gt(0)] = number`: the mask on the device, and the number as a tensor on the host."""
+    mask = local.open(TensorSpec(p.tensor.shape, "bool"), parameter=p.name, name=name)
+    local.brief(scalar(p.tensor.dtype, "host"), parameter=p.name, name=name)
+    local.end(mask)
