@@ -45,7 +45,7 @@ _DROPPED = frozenset(
     ]
 )
 _LABEL_KEY = re.compile(r"(^|_)labels$")
-_LAYER_KEY = re.compile(r"(^|_)(layers?|depths?|blocks|stages)$")
+_LAYER_KEY = re.compile(r"(^|_)(layers|n_layer|depths?|blocks|stages)$")
 _EXPERT_KEY = re.compile(r"(^|_)experts$")
 _SIZE_KEY = re.compile(
     r"(^|_)(hidden_size|hidden_sizes|hidden_dim|embed_dim|vocab_size|intermediate_size|d_model|d_ff|d_kv|n_embd"

@@ -229,15 +229,18 @@ def _classes_of_config(config: Any, transformers: Any) -> dict[str, Any]:
     except ImportError:
         module = None
     classes += [cls for cls in vars(module).values() if isinstance(cls, type)] if module else []
-    base = transformers.PreTrainedModel
     return {
-        cls.__name__.lower(): cls for cls in classes if issubclass(cls, base) and cls.config_class in config_classes
+        cls.__name__.lower(): cls
+        for cls in classes
+        if issubclass(cls, transformers.PreTrainedModel) and getattr(cls, "config_class", None) in config_classes
     }
 
 
 def _task_of_class(model_class: type, config: Any, transformers: Any) -> str:
-    # "pretraining" last: the auto class of pretraining leads to the causal-lm or seq2seq-lm class of most families.
-    for task in sorted(TASKS, key=lambda name: name == "pretraining"):
+    # Auto classes share classes: that of pretraining leads to the main head of most families, those of causal-lm and
+    # masked-lm also to multimodal and sequence-to-sequence ones. The most telling name wins.
+    weak = ("causal-lm", "masked-lm", "pretraining")
+    for task in sorted(TASKS, key=lambda name: weak.index(name) if name in weak else -1):
         if model_class in _classes_of_task(task, type(config), transformers):
             return task
     return ""
