@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+
 import optimizer_oracle as oracle
 import pytest
+import step_oracle
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storage_tracker import StorageEvent, StorageTracker
 from transformers.optimization import Adafactor
+
+from memsim.optimizers import resolve_optimizer
+from memsim.optimizers.step import step_events, step_peak_bytes
 
 PATH = "transformers.optimization.Adafactor"
 MANUAL = {"lr": 1e-3, "scale_parameter": False, "relative_step": False}
@@ -55,3 +62,85 @@ def test_state_of_float64_parameters_is_float64():
 )
 def test_state_is_the_real_one_for_any_shapes(shapes, beta1, dtype):
     assert_state({**MANUAL, "beta1": beta1}, dtype, {f"p{i}": shape for i, shape in enumerate(shapes)})
+
+
+def track_step(optimizer, parameters):
+    """Run one real step; the `RMS` of the step before, which the step replaces, is seen to die."""
+    old = [state["RMS"].untyped_storage() for state in optimizer.state.values()]
+    gradients = [p.grad for p in parameters.values()]
+    tracker = StorageTracker([*parameters.values(), *gradients, *oracle.state_tensors(optimizer)])
+    watched = [weakref.ref(storage, _death_of(storage._cdata, tracker)) for storage in old]
+    del old
+    with tracker:
+        optimizer.step()
+    assert all(reference() is None for reference in watched)
+    return tracker
+
+
+def _death_of(key, tracker):
+    def died(_):
+        # A new storage may get the address of the dead one.
+        tracker._known.discard(key)
+        tracker.events.append(StorageEvent("free", 4))
+
+    return died
+
+
+def assert_steps(options, dtype, shapes=None):
+    parameters = oracle.make_parameters(shapes or SHAPES, dtype)
+    optimizer = Adafactor(parameters.values(), **options)
+    for number in (1, 2, 3):
+        oracle.fill_gradients(parameters.values())
+        tracker = track_step(optimizer, parameters)
+        resolved = resolve_optimizer(PATH, options)
+        events = step_events(resolved, oracle.specs(parameters), first_step=number == 1, on_cpu=True)
+        step_oracle.assert_same_events(tracker, events)
+
+
+OPTIONS = [
+    {},
+    MANUAL,
+    {**MANUAL, "beta1": 0.9},
+    {**MANUAL, "weight_decay": 0.1},
+    {**MANUAL, "scale_parameter": True},
+    {"beta1": 0.9, "weight_decay": 0.1, "warmup_init": True},
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(f"{k}={v}" for k, v in o.items()) or "defaults")
+def test_the_step_allocates_and_frees_what_memsim_says(options, dtype):
+    assert_steps(options, dtype)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 12), max_size=4).map(tuple), min_size=1, max_size=4),
+    options=st.sampled_from(OPTIONS),
+    dtype=st.sampled_from(sorted(oracle.DTYPES)),
+)
+def test_the_step_allocates_and_frees_what_memsim_says_for_any_shapes(shapes, options, dtype):
+    assert_steps(options, dtype, {f"p{i}": shape for i, shape in enumerate(shapes)})
+
+
+def test_on_a_gpu_the_means_are_made_on_the_host_first():
+    parameters = oracle.specs(oracle.make_parameters({"weight": (6, 4)}))
+    events = step_events(resolve_optimizer(PATH, MANUAL), parameters, first_step=True)
+    assert [(e.action, e.tensor.shape, e.tensor.device, e.category) for e in events[:6]] == [
+        ("alloc", (6,), "host", "temporary"),
+        ("alloc", (6,), "device", "optimizer_state"),
+        ("free", (6,), "host", "temporary"),
+        ("alloc", (4,), "host", "temporary"),
+        ("alloc", (4,), "device", "optimizer_state"),
+        ("free", (4,), "host", "temporary"),
+    ]
+
+
+def test_half_precision_weights_need_five_copies_in_float32():
+    # float32: the update of the one before, grad**2 and grad**2 + eps are alive together.
+    # bfloat16: those three, and grad and p_data_fp32, all in 4 bytes an element: 20 bytes against 12.
+    n = 512 * 512
+    for dtype, expected in (("float32", 12), ("bfloat16", 20)):
+        parameters = oracle.specs(oracle.make_parameters({"a": (512, 512), "b": (512, 512)}, dtype))
+        peak = step_peak_bytes(resolve_optimizer(PATH, MANUAL), parameters, first_step=False)
+        assert expected * n <= peak < (expected + 0.1) * n

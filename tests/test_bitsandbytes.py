@@ -8,13 +8,16 @@ from typing import Any
 import bitsandbytes as bnb
 import optimizer_oracle as oracle
 import pytest
+import step_oracle
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from storage_tracker import StorageTracker
 
 from memsim.errors import UsageError
 from memsim.model import ParameterSpec
 from memsim.optimizers import derive_state, resolve_optimizer, rules
+from memsim.optimizers.step import step_events, step_peak_bytes
 from memsim.tensors import TensorSpec
 
 CLASSES = sorted(
@@ -154,6 +157,62 @@ def test_paged_state_is_in_unified_memory_from_100000_elements_on(name, bits, mo
     predicted = oracle.predicted_state(f"bitsandbytes.optim.{name}", options, parameters)
     assert {(r.parameter, r.name) for r in predicted if r.device == "managed"} == real
     assert {n for n, _ in real} == {"at", "matrix"}
+
+
+WITH_STEP = [name for name in CLASSES if name not in WITHOUT_STEP]
+
+
+def assert_steps(name: str, args: dict[str, Any], optimizer: Any, parameters: dict[str, Any]) -> None:
+    """Like `step_oracle.assert_step_equals`, with the tables that the constructor made on the CPU known to be there."""
+    resolved = resolve_optimizer(f"bitsandbytes.optim.{name}", args)
+    for first_step in (True, False):
+        oracle.fill_gradients(parameters.values())
+        gradients = [p.grad for p in parameters.values()]
+        tables = getattr(optimizer, "name2qmap", {}).values()
+        known = [*parameters.values(), *gradients, *tables, *oracle.state_tensors(optimizer)]
+        with StorageTracker(known) as tracker:
+            optimizer.step()
+        events = step_events(resolved, oracle.specs(parameters), first_step=first_step, on_cpu=True)
+        step_oracle.assert_same_events(tracker, events)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in WITH_STEP if name != "PytorchLARS"])
+def test_the_step_allocates_what_memsim_says_outside_the_kernels(name, dtype):
+    parameters = oracle.make_parameters(dtype=dtype)
+    assert_steps(name, {}, build(name, parameters), parameters)
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": True}, {"weight_decay": 0.1}, {"max_unorm": 0.0}])
+def test_the_step_of_pytorch_lars_allocates_what_memsim_says(options):
+    # One random element may have so small a gradient that its update is not scaled.
+    shapes = {name: shape for name, shape in oracle.SHAPES.items() if torch.Size(shape).numel() != 1}
+    parameters = oracle.make_parameters(shapes)
+    options = {"lr": 0.01, "momentum": 0.9, **options}
+    optimizer = bnb.optim.PytorchLARS(list(parameters.values()), **options)
+    assert_steps("PytorchLARS", options, optimizer, parameters)
+
+
+def test_on_a_gpu_the_tables_are_made_by_the_first_8bit_parameter_once():
+    parameters = oracle.specs(oracle.make_parameters({"small": (10,), "first": (4096,), "second": (4096,)}))
+    resolved = resolve_optimizer("bitsandbytes.optim.AdamW8bit")
+    made = [(e.parameter, e.name) for e in step_events(resolved, parameters, first_step=True)]
+    states = ["state1", "state2", "absmax1", "absmax2"]
+    assert made == [
+        *(("small", name) for name in ["state1", "state2"]),
+        *(("first", name) for name in ["qmap1", "qmap2", *states]),
+        *(("second", name) for name in states),
+    ]
+    assert step_events(resolved, parameters, first_step=False) == []
+
+
+def test_lamb_converts_one_half_precision_parameter_at_a_time_for_its_norm():
+    parameters = oracle.specs(oracle.make_parameters({"small": (10,), "large": (4096,)}, "bfloat16"))
+    resolved = resolve_optimizer("bitsandbytes.optim.LAMB")
+    # 4,096 float32 elements and the norm itself.
+    assert step_peak_bytes(resolved, parameters, first_step=False) == 4096 * 4 + 4
+    resolved = resolve_optimizer("bitsandbytes.optim.LAMB", {"max_unorm": 0.0})
+    assert step_peak_bytes(resolved, parameters, first_step=False) == 0
 
 
 def test_tables_are_counted_once_however_many_parameters_use_them():

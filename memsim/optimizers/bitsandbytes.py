@@ -10,7 +10,7 @@ fewer than `min_8bit_size` elements, and all with `optim_bits=32`, keep float32 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional, Required
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, StateEntry, like, python_number, tensor
+from memsim.optimizers.step import Tape, register_step
 from memsim.tensors import Device, TensorSpec
 
 BLOCK_ELEMENTS = 256
@@ -104,6 +105,38 @@ def _map(number: int) -> StateEntry:
 def _absmax(form: _Form, number: int, numel: int) -> StateEntry:
     blocks = -(-numel // BLOCK_ELEMENTS)
     return tensor(f"absmax{number}", (2, blocks) if form.averages and number == 1 else (blocks,), "float32")
+
+
+def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """Make the state, and the norm that LAMB and LARS want; the CUDA kernels update everything in place.
+
+    Read at bitsandbytes 0.50.2: optim/optimizer.py:306-340, functional.py:1142-1166, backends/cuda/ops.py:1059-1212.
+    Parameters and gradients are assumed contiguous: others are copied and stay so. The kernels for the CPU have
+    temporaries of their own.
+    """
+    shared: set[str] = set()
+    for p in parameters:
+        entries = _state(form, p, args)
+        if tape.first_step:
+            _create(tape, p, entries, shared)
+        if args.get("max_unorm", 0.0) > 0.0 and not any(e.name == "qmap1" for e in entries):
+            with tape.frame() as local:
+                copy = p.tensor.dtype != "float32"  # p.data.float()
+                copied = [local.open(p.tensor.with_dtype("float32"), parameter=p.name, name="float")] if copy else []
+                local.new("param_norm", TensorSpec((), "float32"), parameter=p.name)
+                local.end(*copied)
+
+
+def _create(tape: Tape, p: ParameterSpec, entries: Entries, shared: set[str]) -> None:
+    """Allocate the entries in the order of `init_state`: the tables first, and each of them once per optimizer.
+
+    On the CPU the tables are there since the constructor.
+    """
+    maps = [e for e in entries if e.shared is not None and e.shared not in shared and not tape.on_cpu]
+    shared.update(e.shared for e in maps if e.shared is not None)
+    tensors = [e for e in entries if e.shared is None and e.name != "step"]
+    for entry in (*maps, *tensors):
+        tape.allocate(entry.tensor, p.name, entry.name, "optimizer_state")
 
 
 def _refuse(form: _Form, args: Arguments) -> None:
@@ -235,6 +268,7 @@ for _form in _FORMS:
         ignores=_IGNORES,
         **_FACTS,
     )(partial(_state, _form))
+    register_step(_form.class_path, source="bitsandbytes/optim/optimizer.py:306-340")(partial(_step, _form))
 
 
 @register(
@@ -254,3 +288,33 @@ for _form in _FORMS:
 def pytorch_lars(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG001
     """One momentum buffer in the gradient's dtype; without momentum the class's `step()` fails."""
     return (like("momentum_buffer", parameter),)
+
+
+@register_step("bitsandbytes.optim.PytorchLARS", source="bitsandbytes/optim/lars.py:206-259")
+def pytorch_lars_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """One parameter after the other.
+
+    Whether an update is scaled depends on its norm: it is assumed to be (8 bytes less where it is not). An empty
+    parameter's never is.
+    """
+    scalar = TensorSpec((), "float32")
+    with tape.frame() as local:
+        for p in parameters:
+            local.forget("d_p")
+            if args["weight_decay"] != 0:
+                local.new("d_p", p)
+            if tape.first_step:
+                tape.allocate(p.tensor, p.name, "momentum_buffer", "optimizer_state")
+            if args["nesterov"]:
+                local.new("update", p, p)  # d_p + buf * momentum
+            scaled = args["max_unorm"] > 0.0 and p.tensor.numel > 0
+            local.forget("update_scale")
+            if args["max_unorm"] > 0.0:
+                local.new("pnorm", scalar, parameter=p.name)
+                local.new("unorm", scalar, parameter=p.name)
+                limit = local.open(scalar, parameter=p.name, name="max_unorm * pnorm")
+                above = local.open(TensorSpec((), "bool"), parameter=p.name, name="unorm > limit")
+                local.end(limit, above)
+            if scaled:
+                local.new("update_scale", scalar, scalar, parameter=p.name)
+                local.brief(scalar, parameter=p.name, name="-lr * update_scale")
