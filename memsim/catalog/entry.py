@@ -44,9 +44,8 @@ class CatalogEntry:
     dtype: str | None
     """Dtype of the checkpoint; `None` where no source states it."""
     config: Mapping[str, Any]
-    """Its configuration as far as it differs from the defaults of its configuration class; nulls count."""
-    facts: Mapping[str, Any]
-    """The sizes that people ask for first, defaults written out."""
+    """Its configuration as far as it differs from the defaults of its configuration class (nulls count), and its main
+    sizes, defaults written out."""
     num_labels: int
     """Labels of a classification head when the user names none."""
     num_parameters: int
