@@ -48,7 +48,7 @@ def config_of_built(optimizer: Any, model: Any) -> OptimizerConfig:
         args = _arguments(rule, optimizer, group)
         for own, parameters in _by_override(optimizer, group["params"]):
             patterns = tuple(_name_of(parameter, names, number) for parameter in parameters)
-            groups.append(ParameterGroup(patterns=patterns, args={**args, **own}))
+            groups.append(ParameterGroup(patterns=patterns, args={**args, **own}, holds_frozen=True))
     held = {name for group in groups for name in group.patterns}
     rest = tuple(name for name in names.values() if name not in held)
     if rest:

@@ -51,6 +51,8 @@ class ParameterGroup:
     """Any optimizer name, `none` for no optimizer at all; `None` is the `OptimizerConfig`'s own."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Its arguments; laid over the `OptimizerConfig`'s where the optimizer is the same."""
+    holds_frozen: bool = False
+    """Whether the optimizer was given parameters without a gradient too: some make state for them all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

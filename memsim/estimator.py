@@ -11,7 +11,7 @@ from memsim.built_optimizer import config_of_built, is_built_optimizer
 from memsim.config import OptimizerConfig, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError
 from memsim.model import ModelSpec
-from memsim.optimizers import OptimizerRule, derive_grouped_state, resolve_groups
+from memsim.optimizers import Assignment, OptimizerRule, assign, resolve_groups, resolve_optimizer, state_of
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
 
@@ -103,6 +103,7 @@ def estimate_all(model: object, configs: Sequence[TrainingConfig]) -> Estimates:
         UsageError: an option that cannot be.
     """
     for config in configs:  # a wrong optimizer is told before the network is asked for the model
+        resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
         resolve_groups(config.optimizer)
     spec = _model_spec(model, configs[0])
     return Estimates(tuple(_estimate(spec, config) for config in configs))
@@ -115,8 +116,8 @@ def _model_spec(model: object, config: TrainingConfig) -> ModelSpec:
 
 def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
     trainable = spec.table.trainable
-    state = derive_grouped_state(config.optimizer, spec.table)
-    optimizer = state.optimizer
+    parts = assign(config.optimizer, spec.table)
+    optimizer, state = parts[-1][0], state_of(parts)
     return Estimate(
         memsim_version=__version__,
         model=ModelSummary(
@@ -136,18 +137,34 @@ def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
         optimizer=OptimizerSummary(
             class_path=optimizer.rule.class_path, source=_source(optimizer.rule), ignores=optimizer.rule.ignores
         ),
-        assumptions=spec.assumptions,
+        assumptions=(*spec.assumptions, *_fused_backward(parts)),
         unmodeled=(_NOT_RECORDED,),
         static=StaticMemory(
             parameter_bytes=spec.table.parameter_bytes,
             buffer_bytes=spec.table.buffer_bytes,
-            gradient_bytes=sum(p.tensor.nbytes for p in trainable),
+            gradient_bytes=sum(
+                p.tensor.nbytes
+                for optimizer, parameters in parts
+                for p in parameters
+                if p.requires_grad and not optimizer.gradients_live_one_at_a_time
+            ),
             optimizer_state_bytes=state.device_bytes,
             optimizer_state_num_elements=state.num_elements,
             optimizer_state_host_bytes=state.host_bytes,
         ),
         optimizer_state=state,
     )
+
+
+def _fused_backward(parts: Assignment) -> Iterable[str]:
+    """Yield a sentence for every optimizer that updates parameters inside backward."""
+    for optimizer, parameters in parts:
+        if optimizer.gradients_live_one_at_a_time and parameters:
+            largest = max(p.tensor.nbytes for p in parameters)
+            yield (
+                f"{optimizer.name} updates each parameter inside backward: gradients live one at a time (the largest has "
+                f"{largest:,} bytes) and none is left between steps."
+            )
 
 
 def _source(rule: OptimizerRule) -> str:

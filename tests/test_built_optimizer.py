@@ -52,6 +52,16 @@ def test_frozen_parameters_get_nothing():
     assert predicted(memsim.estimate(module, optimizer=optimizer)) == really(module, optimizer)
 
 
+def test_adagrad_makes_state_for_frozen_parameters_that_it_was_given():
+    module = model()
+    module[0].requires_grad_(False)
+    given = torch.optim.Adagrad(module.parameters())
+    assert predicted(memsim.estimate(module, optimizer=given)) == really(module, given)
+    assert ("0.weight", "sum") in predicted(memsim.estimate(module, optimizer=given))
+    trained = torch.optim.Adagrad(p for p in module.parameters() if p.requires_grad)
+    assert predicted(memsim.estimate(module, optimizer=trained)) == really(module, trained)
+
+
 def test_bitsandbytes_with_an_override_for_one_module():
     bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes builds the optimizer")
     module = model()

@@ -12,6 +12,7 @@ ORDER = (
     ("units", "tensors", "files"),
     ("model", "config", "ledger"),
     ("optimizers", "catalog"),
+    ("step",),
     ("record",),
     ("resolve", "live", "built_optimizer", "report.frames"),
     ("results",),

@@ -36,8 +36,10 @@ def command(*, name: str | None, output: Output) -> None:
 
 
 def optimizer_rows() -> list[dict[str, Any]]:
-    """Return one row per optimizer name and class: bytes per parameter on device and host, package, source."""
-    return [_row(name) for name in (*names(), *rules())]
+    """Return one row per name: the Trainer's first, then memsim's short names, then classes without a short name."""
+    known = sorted(names().values(), key=lambda name: not name.framework)
+    named = {name.class_path for name in known if not name.args}
+    return [_row(name) for name in (*(name.name for name in known), *(path for path in rules() if path not in named))]
 
 
 def _write_list(output: Output) -> None:

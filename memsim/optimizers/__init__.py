@@ -1,7 +1,7 @@
 """Optimizer rules: from parameter shapes and dtypes to the exact state of every optimizer memsim knows."""
 
 from memsim.optimizers import names as _names  # noqa: F401  (names.py imports and registers every family)
-from memsim.optimizers.grouping import derive_grouped_state, resolve_groups
+from memsim.optimizers.grouping import Assignment, assign, resolve_groups, state_of
 from memsim.optimizers.registry import (
     OptimizerName,
     ResolvedOptimizer,
@@ -22,6 +22,7 @@ from memsim.optimizers.step import (
 )
 
 __all__ = [
+    "Assignment",
     "OptimizerName",
     "OptimizerRule",
     "OptimizerState",
@@ -30,7 +31,7 @@ __all__ = [
     "StateRow",
     "StepEvent",
     "UnmodelledStepError",
-    "derive_grouped_state",
+    "assign",
     "derive_state",
     "group_step_events",
     "names",
@@ -38,6 +39,7 @@ __all__ = [
     "resolve_groups",
     "resolve_optimizer",
     "rules",
+    "state_of",
     "step_events",
     "step_peak_bytes",
     "step_source",

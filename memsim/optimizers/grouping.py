@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from memsim.config import OptimizerConfig
+from memsim.config import OptimizerConfig, ParameterGroup
 from memsim.model import ParameterSpec, ParameterTable
 from memsim.optimizers.registry import ResolvedOptimizer, register, resolve_optimizer
 from memsim.optimizers.rules import Arguments, Entries, StateEntry
@@ -18,44 +18,59 @@ def none(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG001
     return ()
 
 
-def resolve_groups(config: OptimizerConfig) -> list[tuple[tuple[str, ...], ResolvedOptimizer]]:
-    """Return the optimizer of each parameter group with its patterns; last the optimizer of all other parameters.
+Assignment = list[tuple[ResolvedOptimizer, list[ParameterSpec]]]
+"""Every optimizer with the parameters that it is given; last the one of all parameters that no group covers."""
+
+
+def resolve_groups(config: OptimizerConfig) -> list[tuple[ParameterGroup, ResolvedOptimizer]]:
+    """Return each parameter group with its optimizer.
 
     Raises:
         UnknownNameError: no such optimizer or argument.
         UsageError: an argument of the wrong type, or a form of `step()` that a class does not have.
     """
-    base = resolve_optimizer(config.name, config.args, config.impl)
     groups = []
     for group in config.groups:
         own = group.optimizer is None or group.optimizer == config.name
         args = {**config.args, **group.args} if own else group.args
-        groups.append(
-            (group.patterns, resolve_optimizer(group.optimizer or config.name, args, config.impl if own else None))
-        )
-    return [*groups, ((), base)]
+        impl = config.impl if own else None
+        groups.append((group, resolve_optimizer(group.optimizer or config.name, args, impl)))
+    return groups
 
 
-def derive_grouped_state(config: OptimizerConfig, table: ParameterTable) -> OptimizerState:
-    """Return the state of a model's trainable parameters, each in the first group that covers its name.
-
-    Groups of one class are parameter groups of one optimizer and share what it shares (quantization maps); another
-    class is an optimizer of its own.
+def assign(config: OptimizerConfig, table: ParameterTable) -> Assignment:
+    """Return which optimizer has which of a model's parameters; the first group that covers a name has it.
 
     Raises:
-        UsageError: a pattern covers no parameter, or an optimizer does not take a parameter that it was given.
+        UnknownNameError: no such optimizer or argument.
+        UsageError: an argument of the wrong type, or a pattern that covers no parameter.
     """
-    *groups, (_, base) = resolve_groups(config)
-    left = {p.name: p for p in table.trainable}
-    parts = []
-    for patterns, optimizer in groups:
-        covered = {name for pattern in patterns for name in table.covered(pattern, "parameter group")}
+    left = {p.name: p for p in table.unique}
+    parts: Assignment = []
+    for group, optimizer in resolve_groups(config):
+        covered = {name for pattern in group.patterns for name in table.covered(pattern, "parameter group")}
         mine = [left.pop(name) for name in list(left) if name in covered]
-        parts.append(derive_state(optimizer, mine))
-    parts.append(derive_state(base, list(left.values())))
-    if len(parts) == 1:
-        return parts[0]
-    return OptimizerState(base, tuple(pair for part in parts for pair in _with_own_storages(part)))
+        parts.append((optimizer, [p for p in mine if p.requires_grad or group.holds_frozen]))
+    base = resolve_optimizer(config.name, config.args, config.impl)
+    return [*parts, (base, [p for p in left.values() if p.requires_grad])]
+
+
+def state_of(parts: Assignment) -> OptimizerState:
+    """Return the state of all parts together.
+
+    Groups of one class are parameter groups of one optimizer and share what it shares (quantization maps); another
+    class is an optimizer of its own. A parameter without a gradient has state only where the constructor makes it.
+
+    Raises:
+        UsageError: an optimizer does not take a parameter that it was given.
+    """
+    states = [
+        derive_state(optimizer, [p for p in parameters if p.requires_grad or optimizer.rule.created == "constructor"])
+        for optimizer, parameters in parts
+    ]
+    if len(states) == 1:
+        return states[0]
+    return OptimizerState(parts[-1][0], tuple(pair for state in states for pair in _with_own_storages(state)))
 
 
 def _with_own_storages(state: OptimizerState) -> Iterator[tuple[ParameterSpec, Entries]]:

@@ -26,13 +26,14 @@ def render_estimates(
     """
     first = estimates[0]
     table = _table(
-        ("optimizer", "parameters", "gradients", "optimizer state", "static total", "state on host", "bytes/parameter")
+        ("optimizer", "parameters", "buffers", "gradients", "state", "static total", "state on host", "bytes/parameter")
     )
     for estimate in estimates:
         static = estimate.static
         table.add_row(
             estimate.config.optimizer.name,
-            format_bytes(static.parameter_bytes + static.buffer_bytes),
+            format_bytes(static.parameter_bytes),
+            format_bytes(static.buffer_bytes),
             format_bytes(static.gradient_bytes),
             format_bytes(static.optimizer_state_bytes),
             Text(format_bytes(static.device_bytes), style="bold"),
@@ -49,8 +50,6 @@ def _heading(estimate: Estimate) -> tuple[Text, ...]:
     counts = f"{model.num_parameters:,} parameters in {model.num_parameter_tensors:,} tensors"
     if model.num_trainable_parameters != model.num_parameters:
         counts += f", {model.num_trainable_parameters:,} of them trained"
-    if estimate.static.buffer_bytes:
-        counts += f"; {format_bytes(estimate.static.buffer_bytes)} of buffers counted with the parameters"
     return Text(model.name, style="bold"), Text(f"{kind}; {counts}\n")
 
 
