@@ -28,7 +28,7 @@ class Checkpoint:
     """The tensors of all safetensors files of a model."""
 
     tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
-    """Name to shape and dtype, file by file, in the order of the data."""
+    """Name to shape and dtype, file by file, sorted by name within each."""
     num_files: int = 0
     """Number of safetensors files; 0 where the model has none."""
     missing: str = ""
@@ -62,7 +62,7 @@ def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> 
         CheckpointError: the index is not of the published form, names a file outside the folder, or places a tensor
             in a shard that does not hold it; or two shards hold the same name with another shape or dtype.
     """
-    shard_of = _weight_map(index, where)
+    shard_of = weight_map(index, where)
     shards = sorted(set(shard_of.values()))
     headers = dict(zip(shards, read_headers(shards), strict=True))
     for name, shard in shard_of.items():
@@ -82,20 +82,25 @@ def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> 
     return Checkpoint(tensors=tensors, num_files=len(shards))
 
 
-def _weight_map(index: bytes, where: str) -> dict[str, str]:
+def weight_map(index: bytes, where: str) -> dict[str, str]:
+    """Return the shard of each tensor name.
+
+    Raises:
+        CheckpointError: the index is not of the published form, or names a file outside the model's own folder.
+    """
     try:
-        weight_map = parse_json_object(index, where).get("weight_map")
+        shard_of = parse_json_object(index, where).get("weight_map")
     except ModelError as error:
         raise CheckpointError(str(error)) from None
-    if not isinstance(weight_map, dict) or not weight_map:
+    if not isinstance(shard_of, dict) or not shard_of:
         raise CheckpointError(f'{where} lacks "weight_map", the object that gives each tensor its file.')
-    for name, shard in weight_map.items():
+    for name, shard in shard_of.items():
         if not isinstance(shard, str) or not _is_inside(shard):
             raise CheckpointError(
                 f"{where} places tensor {name!r} in {str(shard)[:80]!r}.\n"
                 "A shard must be a .safetensors file inside the model's own folder."
             )
-    return weight_map
+    return shard_of
 
 
 def _is_inside(shard: str) -> bool:

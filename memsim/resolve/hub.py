@@ -19,6 +19,7 @@ from memsim.resolve.checkpoint import (
     Progress,
     sharded_checkpoint,
     single_checkpoint,
+    weight_map,
 )
 from memsim.resolve.config_json import CONFIG_FILE, MAX_CONFIG_BYTES, parse_config
 from memsim.resolve.folder import read_file_header, read_small
@@ -165,6 +166,7 @@ def _index(repo: _Repo) -> bytes:
         raise _NotCachedError
     metadata = file_metadata(repo.url(INDEX_FILE), repo.deadline)
     data = read_whole(repo.url(INDEX_FILE), MAX_CONFIG_BYTES, repo.deadline)
+    weight_map(data, f"{INDEX_FILE} of {repo.repo_id}")  # garbage must not reach the cache
     store_file(repo.repo_id, INDEX_FILE, data, revision=repo.commit, commit=repo.commit, etag=metadata.etag)
     return data
 

@@ -85,7 +85,8 @@ def own_task(config: Mapping[str, Any]) -> tuple[str, str]:
     """Return class and task that `architectures` of a config names; empty strings where they are not known."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
-    name = first if isinstance(first, str) else ""
+    # A class name or nothing: it will be printed.
+    name = first if isinstance(first, str) and first.isidentifier() else ""
     if name.endswith("ForConditionalGeneration"):
         return name, _conditional_task(config)
     for suffix, task in _TASK_OF_SUFFIX:

@@ -74,7 +74,7 @@ def header_length(prefix: bytes, file_bytes: int, where: str) -> int:
 
 
 def parse_header(header: bytes, file_bytes: int, where: str) -> dict[str, TensorSpec]:
-    """Return every tensor of the file, in the order of the data.
+    """Return every tensor of the file, sorted by name as `safetensors.safe_open(...).keys()` lists them.
 
     Args:
         header: the JSON header alone, as long as the file says.
@@ -98,7 +98,7 @@ def parse_header(header: bytes, file_bytes: int, where: str) -> dict[str, Tensor
         raise _damaged(
             where, f"its tensors end at byte {position} of the data, but it holds {data_bytes} bytes of data"
         )
-    return {name: tensor for _, _, name, tensor in sorted(entries, key=lambda entry: entry[:2])}
+    return {name: tensor for _, _, name, tensor in sorted(entries, key=lambda entry: entry[2])}
 
 
 def _object(header: bytes, where: str) -> dict[str, Any]:
