@@ -185,3 +185,185 @@ def test_adabelief_is_the_real_state(amsgrad, dtype):
 @pytest.mark.parametrize("name", ["AdamAtan2", "AdoptAtan2"])
 def test_adam_atan2_is_the_real_state(name, regen_reg_rate, dtype):
     check(f"adam_atan2_pytorch.{name}", dtype, regen_reg_rate=regen_reg_rate)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "args", [{}, {"slice_p": 11}, {"betas": (0.0, 0.99)}], ids=["default", "sliced", "no momentum"]
+)
+def test_prodigy_is_the_real_state(args, dtype):
+    check("prodigyopt.Prodigy", dtype, **args)
+
+
+def test_prodigy_keeps_one_number_of_a_parameter_that_starts_at_zero():
+    parameters = oracle.make_parameters({"weight": (64, 32), "layer.lora_B.weight": (32, 8)})
+    parameters["layer.lora_B.weight"].data.zero_()
+    optimizer = real_class("prodigyopt.Prodigy")(parameters.values())
+    oracle.step_twice(optimizer, parameters)
+    oracle.assert_state_equals("prodigyopt.Prodigy", {"all_zero": "*lora_B*"}, optimizer, parameters)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"use_schedulefree": False},
+        {"factored": False},
+        {"factored_fp32": False},
+        {"use_focus": True},
+        {"use_speed": True},
+    ],
+    ids=str,
+)
+def test_prodigy_plus_is_the_real_state(args, dtype):
+    check("prodigyplus.ProdigyPlusScheduleFree", dtype, NOT_EMPTY, **args)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["DAdaptAdam", "DAdaptSGD", "DAdaptAdan", "DAdaptLion", "DAdaptAdaGrad"])
+def test_dadaptation_is_the_real_state(name, dtype):
+    check(f"dadaptation.{name}", dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_came_is_the_real_state(dtype):
+    check("came_pytorch.CAME", dtype, lr=1e-3)
+
+
+ADAM_MINI_SHAPES = {
+    "model.embed_tokens.weight": (100, 32),
+    "layers.0.self_attn.q_proj.weight": (32, 32),
+    "layers.0.self_attn.q_proj.bias": (32,),
+    "layers.0.self_attn.k_proj.weight": (16, 32),
+    "layers.0.self_attn.v_proj.weight": (16, 32),
+    "layers.0.self_attn.o_proj.weight": (32, 32),
+    "layers.0.mlp.up_proj.weight": (64, 32),
+    "layers.0.input_layernorm.weight": (32,),
+    "Conv.Weight": (8, 3, 2, 2),
+    "lm_head.weight": (100, 32),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adam_mini_is_the_real_state_of_every_kind_of_name(dtype):
+    args = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "verbose": False}
+    parameters = oracle.make_parameters(ADAM_MINI_SHAPES, dtype)
+    optimizer = real_class("adam_mini.Adam_mini")(parameters.items(), **args)
+    oracle.step_twice(optimizer, parameters)
+    oracle.assert_state_equals("adam_mini.Adam_mini", args, optimizer, parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "error"),
+    [("encoder.query.weight", (30, 7), "do not divide into heads"), ("output.LayerNorm.weight", (32,), "matrix")],
+)
+def test_adam_mini_refuses_what_the_package_fails_with(name, shape, error):
+    args = {"dim": 32, "n_heads": 4, "verbose": False}
+    parameters = oracle.make_parameters({name: shape})
+    optimizer = real_class("adam_mini.Adam_mini")(parameters.items(), **args)
+    with pytest.raises((RuntimeError, IndexError)):
+        oracle.step_twice(optimizer, parameters)
+    with pytest.raises(UsageError, match=error):
+        oracle.predicted_state("adam_mini.Adam_mini", args, parameters)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranger21_is_the_real_state(dtype, capsys):
+    shapes = {name: (8, 4) if shape in {(1,), (1, 1), (), (0,)} else shape for name, shape in oracle.SHAPES.items()}
+    for args in ({}, {"lookahead_active": False}):
+        check("ranger21.Ranger21", dtype, shapes, lr=1e-3, num_epochs=2, num_batches_per_epoch=10, **args)
+    assert "Ranger21" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"memory_save_mode": "one_diag"},
+        {"memory_save_mode": "smart_one_diag"},
+        {"memory_save_mode": "all_diag"},
+        {"max_size_triangular": 100},
+        {"min_ndim_triangular": 3},
+        {"mu_dtype": torch.bfloat16},
+    ],
+    ids=str,
+)
+def test_kron_is_the_real_state(args, dtype, monkeypatch):
+    class_path = "kron_torch.Kron"
+    real = real_class(class_path)
+    shapes = {"square": (48, 48), "matrix": (24, 160), "vector": (96,), "one": (1,), "tall": (160, 1)}
+    shapes |= {"conv": (16, 3, 5, 5), "batch": (4, 16, 8), "conv_1x1": (8, 8, 1, 1)}
+    parameters = oracle.make_parameters(shapes, dtype)
+    optimizer = real(parameters.values(), **args)
+    oracle.step_twice(optimizer, parameters)
+    state = {
+        p: {name: _plain(value) for name, value in values.items() if name != "exprs"}
+        for p, values in optimizer.state.items()
+    }
+    oracle.assert_state_equals(class_path, args, state, parameters)
+
+
+def _plain(value):
+    """Return numpy's integers as Python's."""
+    return [int(v) for v in value] if isinstance(value, list) and not torch.is_tensor(value[0]) else value
+
+
+MUON_SHAPES = {
+    "transformer.wte.weight": (100, 32),
+    "model.layers.0.q_proj.weight": (32, 32),
+    "model.layers.0.q_proj.bias": (32,),
+    "model.layers.0.experts": (4, 16, 8),
+    "model.norm.weight": (32,),
+    "scale": (),
+    "lm_head.weight": (100, 32),
+    "tokens.weight": (50, 32),
+}
+MUON_MODULES = {"tokens.weight": "Embedding"}
+MUON_ADAM = {"transformer.wte.weight", "lm_head.weight", "tokens.weight"}
+"""Matrices that are no hidden weights."""
+
+
+def _is_hidden(name, p):
+    return p.ndim >= 2 and name not in MUON_ADAM
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_muon_with_adam_is_the_real_state_of_its_two_groups(dtype):
+    class_path = "muon.SingleDeviceMuonWithAuxAdam"
+    parameters = oracle.make_parameters(MUON_SHAPES, dtype)
+    hidden = [p for name, p in parameters.items() if _is_hidden(name, p)]
+    rest = [p for name, p in parameters.items() if not _is_hidden(name, p)]
+    groups = [{"params": hidden, "use_muon": True}, {"params": rest, "use_muon": False}]
+    optimizer = real_class(class_path)(groups)
+    oracle.step_twice(optimizer, parameters)
+    oracle.assert_state_equals(class_path, {}, optimizer, parameters, MUON_MODULES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_muon_alone_keeps_one_momentum(dtype):
+    check("muon.SingleDeviceMuon", dtype, {"square": (48, 48), "matrix": (24, 160), "batch": (4, 16, 8)})
+
+
+def test_muon_fails_with_convolutions_and_the_rule_says_so():
+    class_path = "muon.SingleDeviceMuon"
+    parameters = oracle.make_parameters({"conv": (8, 3, 3, 3)})
+    with pytest.raises(RuntimeError, match="must match"):
+        oracle.step_twice(real_class(class_path)(parameters.values()), parameters)
+    with pytest.raises(UsageError, match="4-D"):
+        oracle.predicted_state(class_path, {}, parameters)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_muon_beside_adamw_is_the_real_state_of_the_two_optimizers(dtype):
+    parameters = oracle.make_parameters(MUON_SHAPES, dtype)
+    takes = {name: p.ndim == 2 and name not in MUON_ADAM for name, p in parameters.items()}
+    muon = torch.optim.Muon([p for name, p in parameters.items() if takes[name]])
+    adamw = torch.optim.AdamW([p for name, p in parameters.items() if not takes[name]])
+    for _ in range(2):
+        oracle.fill_gradients(parameters.values())
+        muon.step()
+        adamw.step()
+    state = dict(muon.state) | dict(adamw.state)
+    oracle.assert_state_equals("Muon+AdamW", {}, state, parameters, MUON_MODULES)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from memsim.errors import UsageError
 from memsim.model import ParameterSpec
-from memsim.optimizers.arguments import Optional
+from memsim.optimizers.arguments import Optional, Required
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, StateEntry, like, python_number, same_shape
 from memsim.tensors import TensorSpec
@@ -140,7 +141,7 @@ def _atan2(parameter: ParameterSpec, args: Arguments, *moments: str) -> Entries:
 @register(
     "ranger21.Ranger21",
     arguments={
-        "lr": 1e-3,
+        "lr": Required(float),
         "lookahead_active": True,
         "lookahead_mergetime": 5,
         "lookahead_blending_alpha": 0.5,
@@ -179,15 +180,18 @@ def _atan2(parameter: ParameterSpec, args: Arguments, *moments: str) -> Entries:
     package="ranger21",
     version="0.1.0",
     source="ranger21/ranger21.py:608-641",
-    ignores="The three entries that use_madgrad adds.",
 )
 def ranger21(parameter: ParameterSpec, args: Arguments) -> Entries:
-    """Two moments; lookahead weights, AdaBelief's and positive-negative momentum's as they are switched on."""
-    names = ["grad_ma", "variance_ma"]
-    if args["lookahead_active"]:
-        names.append("lookahead_params")
-    if args["use_adabelief"]:
-        names.append("variance_ma_belief")
-    if args["momentum_type"] == "pnm":
-        names += ["neg_grad_ma", "max_variance_ma"]
+    """Four moments of positive-negative momentum, and the lookahead weights unless they are switched off.
+
+    Raises:
+        UsageError: MADGRAD, AdaBelief or another momentum, with which version 0.1.0 cannot step or is not modelled.
+    """
+    if args["use_madgrad"] or args["use_adabelief"] or args["momentum_type"] != "pnm":
+        raise UsageError(
+            "Ranger21 is modelled with momentum_type='pnm' and without use_madgrad and use_adabelief: version 0.1.0 "
+            "fails with most other combinations."
+        )
+    lookahead = ("lookahead_params",) if args["lookahead_active"] else ()
+    names = ("grad_ma", "variance_ma", *lookahead, "neg_grad_ma", "max_variance_ma")
     return (python_number("step"), *(like(name, parameter) for name in names))

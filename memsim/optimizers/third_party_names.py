@@ -9,9 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from memsim.optimizers import (  # noqa: F401  (each registers its rules)
+    few_states,
     fused_backward,
     galore,
+    kron,
+    muon,
     optimi,
+    parameter_free,
     schedulefree,
     simple_packages,
     torchao,
