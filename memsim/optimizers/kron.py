@@ -5,13 +5,11 @@ Read at kron-torch 0.3.3 (kron_torch/kron.py:165-190, 253-330).
 
 from __future__ import annotations
 
-from typing import Any
-
 from memsim.errors import UnknownNameError, UsageError
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
-from memsim.optimizers.rules import Arguments, Entries, python_number, tensor
+from memsim.optimizers.rules import Arguments, Entries, dtype_name, python_number, tensor
 from memsim.tensors import Shape
 
 MEMORY_SAVE_MODES = ("smart_one_diag", "one_diag", "all_diag")
@@ -54,8 +52,13 @@ def kron(parameter: ParameterSpec, args: Arguments) -> Entries:
     if len(shape) > 2 and args["merge_dims"]:
         shape = _merged(shape)
         merged = (python_number("merged_shape[0]"), python_number("merged_shape[1]"))
-    momentum = tensor("momentum_buffer", shape, _dtype(args["mu_dtype"], spec.dtype))
-    return (python_number("step"), *merged, momentum, *factors(shape, args, _dtype(args["precond_dtype"], "float32")))
+    momentum = tensor("momentum_buffer", shape, dtype_name(args["mu_dtype"], spec.dtype))
+    return (
+        python_number("step"),
+        *merged,
+        momentum,
+        *factors(shape, args, dtype_name(args["precond_dtype"], "float32")),
+    )
 
 
 def _merged(shape: Shape) -> Shape:
@@ -95,8 +98,3 @@ def _diagonal(shape: Shape, mode: str | None) -> list[bool]:
         alone = len(shape) > 1 and shape.count(max(shape)) == 1
         return [alone and i == largest for i in range(len(shape))]
     raise UnknownNameError("memory_save_mode", mode, MEMORY_SAVE_MODES, f"Allowed: {', '.join(MEMORY_SAVE_MODES)}.")
-
-
-def _dtype(given: Any, default: str) -> str:
-    """Return a dtype that may be given as PyTorch's object or by its name."""
-    return default if given is None else str(given).removeprefix("torch.")

@@ -100,6 +100,11 @@ def same_shape(*names: str, numbers: Sequence[str] = (), dtype: str | None = Non
     return rule
 
 
+def dtype_name(given: Any, default: str) -> str:
+    """Return PyTorch's name of a dtype argument: the object or its name, and `default` where it is `None`."""
+    return default if given is None else str(given).removeprefix("torch.")
+
+
 def step_tensor(*, on_device: bool, name: str = "step") -> StateEntry:
     """Return the float32 scalar that `torch.optim` counts steps with (`_get_scalar_dtype`, torch/optim/optimizer.py).
 

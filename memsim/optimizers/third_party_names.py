@@ -13,6 +13,7 @@ from memsim.optimizers import (  # noqa: F401  (each registers its rules)
     fused_backward,
     galore,
     kron,
+    master_weights,
     muon,
     optimi,
     parameter_free,
@@ -37,7 +38,18 @@ def _trainer(name: str, class_path: str, unbuildable: str = "", **args: Any) -> 
     return OptimizerName(name=name, class_path=class_path, args=args, framework="transformers", unbuildable=unbuildable)
 
 
+_ANY_PRECISION: dict[str, Any] = {
+    **_ADAM,
+    "use_kahan_summation": False,
+    "momentum_dtype": "float32",
+    "variance_dtype": "float32",
+    "compensation_buffer_dtype": "bfloat16",
+}
+
 TRAINER = (
+    _trainer("adamw_torch_xla", "torch_xla.amp.syncfree.AdamW", **_ADAM),
+    _trainer("adamw_torch_npu_fused", "torch_npu.optim.NpuFusedAdamW", **_ADAM),
+    _trainer("adamw_anyprecision", "torchdistx.optimizers.AnyPrecisionAdamW", **_ANY_PRECISION),
     _trainer("adamw_torch_4bit", "torchao.optim.AdamW4bit", **_TORCHAO),
     _trainer("adamw_torch_8bit", "torchao.optim.AdamW8bit", **_TORCHAO),
     _trainer("galore_adamw", "galore_torch.GaLoreAdamW", **_ALL_LINEAR),
