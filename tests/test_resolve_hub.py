@@ -201,6 +201,51 @@ def test_the_token_is_sent_with_every_request(hub, monkeypatch):
     assert {request.headers.get("authorization") for request in hub.requests} == {f"Bearer {TOKEN}"}
 
 
+def test_a_renamed_repository_is_followed_with_the_token(hub, models, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    for name in (CONFIG, WEIGHTS):
+        hub.fail(name, status=307, headers={"Location": f"/acme/new/resolve/{COMMIT}/{name}"}, times=1)
+    hub.add("acme/new", dict(models["single"]))
+    hub.add("acme/old", dict(models["single"]))
+    assert resolve("acme/old").table.num_parameters == models["num_parameters"]
+    moved = [request for request in hub.requests if "/acme/new/" in request.path]
+    assert [request.method for request in moved] == ["HEAD", "GET"]
+    assert {request.headers["authorization"] for request in moved} == {f"Bearer {TOKEN}"}
+
+
+def test_the_token_does_not_go_to_another_host(hub, models, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with HubServer() as storage:
+        storage.add("large/files", dict(models["single"]))
+        for name in (CONFIG, WEIGHTS):
+            # As the hub answers for large files: commit and etag in the redirect itself.
+            headers = {"X-Repo-Commit": COMMIT, "X-Linked-Etag": '"0123456789"'}
+            hub.fail(
+                name, status=302, headers={**headers, "Location": f"{storage.url}/large/files/resolve/main/{name}"}
+            )
+        assert resolve("acme/tiny").table.num_parameters == models["num_parameters"]
+        assert [request.method for request in storage.requests] == ["GET", "GET"]
+        assert not any("authorization" in map(str.lower, request.headers) for request in storage.requests)
+
+
+def test_a_mirror_that_sends_everything_elsewhere_is_followed_without_the_token(hub, models, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with HubServer() as other:
+        other.add("acme/tiny", dict(models["single"]))
+        for name in (CONFIG, WEIGHTS):
+            hub.fail(name, status=308, headers={"Location": f"{other.url}/acme/tiny/resolve/main/{name}"})
+        assert resolve("acme/tiny").table.num_parameters == models["num_parameters"]
+        assert not any("authorization" in map(str.lower, request.headers) for request in other.requests)
+
+
+def test_redirects_in_a_circle_end(hub):
+    hub.fail(CONFIG, status=302, headers={"Location": f"/acme/tiny/resolve/main/{CONFIG}"})
+    assert "answers, but not as a hub does" in refused("acme/tiny")
+    assert len(hub.requests) == hub_http.MAX_REDIRECTS
+    hub.fail(CONFIG, status=302, headers={"Location": "file:///etc/passwd"})
+    refused("acme/tiny")
+
+
 def test_progress_is_told_in_sentences(hub, models):
     said = []
     resolve("acme/shards", progress=said.append)

@@ -1,9 +1,9 @@
 """Bounded requests to the hub: one answer or one clear error, within `TOTAL_SECONDS`, and never a whole weights file.
 
-huggingface_hub's own download retries a cut connection without end and sleeps as long as a 429 answer says
-(`http_get`, file_download.py:334 and `_http_backoff_base`, utils/_http.py:469 @2.4). memsim asks a few small questions
-and prefers to fail: metadata comes from huggingface_hub's `get_hf_file_metadata`, which does not retry; bytes come
-through its session (`get_session`: the user's proxies, certificates and offline mode) under a deadline of our own.
+huggingface_hub's own requests retry a cut connection without end, or sleep as long as a 429 answer says (`http_get`,
+file_download.py:334 and `_http_backoff_base`, utils/_http.py:469 @2.4; 1.0 does so for metadata too). memsim asks a few
+small questions and prefers to fail: it goes through huggingface_hub's session (`get_session`: the user's proxies,
+certificates and offline mode) with huggingface_hub's headers (`build_hf_headers`: the token), under its own deadline.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urljoin
 
 from memsim.errors import HubError
 
@@ -23,6 +24,8 @@ TOTAL_SECONDS = 45.0
 
 RETRY_SECONDS = 0.5
 """Pause before the only second try, after a connection was cut."""
+
+MAX_REDIRECTS = 5
 
 _T = TypeVar("_T")
 
@@ -89,22 +92,34 @@ class Piece:
 def file_metadata(url: str, deadline: Deadline) -> FileMetadata:
     """Return commit and etag of the file at `url`.
 
+    A large file's answer is a redirect to a storage host that carries both in its own headers, a renamed repository's
+    is a redirect that carries neither (as `get_hf_file_metadata` reads them, file_download.py:1618 @2.4).
+
     Raises:
         HubStatusError: the answer is no success.
         HubUnreachableError: there was no answer.
         HubError: the answer is none of a hub.
     """
-    from huggingface_hub import constants, get_hf_file_metadata
-
-    with _network(url):
-        found = get_hf_file_metadata(url, timeout=min(constants.HF_HUB_ETAG_TIMEOUT, deadline.remaining()))
-    commit, etag = found.commit_hash or "", found.etag or ""
+    asked = url
+    headers = _headers()
+    for _ in range(MAX_REDIRECTS):
+        with _network(asked):
+            response = _head(asked, headers, deadline)
+        if response.status_code >= 400:
+            raise HubStatusError(response.status_code, response.headers)
+        commit, target = response.headers.get("X-Repo-Commit") or "", response.headers.get("Location")
+        if commit or not target:
+            break
+        asked, origin = urljoin(asked, target), _host(asked)
+        if _host(asked) != origin:
+            headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
     # Both become parts of paths in the cache.
     if not re.fullmatch(r"[0-9a-f]{40}", commit):
         raise HubError(
             f"{_host(url)} answers, but not as a hub does (its X-Repo-Commit header is {commit[:50]!r}).\n"
             "Check HF_ENDPOINT, proxy and firewall."
         )
+    etag = (response.headers.get("X-Linked-Etag") or response.headers.get("ETag") or "").removeprefix("W/").strip('"')
     return FileMetadata(commit=commit, etag=etag if re.fullmatch(r"[0-9A-Za-z_-]{8,128}", etag) else "")
 
 
@@ -191,31 +206,51 @@ def _file_bytes(url: str, status: int, headers: Any, begin: int) -> int:
     )
 
 
+def _headers() -> dict[str, str]:
+    from huggingface_hub.utils import build_hf_headers
+
+    return {**build_hf_headers(library_name="memsim"), "Accept-Encoding": "identity"}
+
+
+def _head(url: str, headers: dict[str, str], deadline: Deadline) -> Any:
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    session: Any = get_session()
+    redirects = {"follow_redirects": False} if _is_httpx(session) else {"allow_redirects": False}
+    timeout = min(constants.HF_HUB_ETAG_TIMEOUT, deadline.remaining())
+    return session.request("HEAD", url, headers=headers, timeout=timeout, **redirects)
+
+
 @contextmanager
 def _answer(url: str, more_headers: dict[str, str], deadline: Deadline) -> Iterator[tuple[Any, Iterator[bytes]]]:
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session
+    from huggingface_hub.utils import get_session
 
-    headers = {**build_hf_headers(library_name="memsim"), "Accept-Encoding": "identity", **more_headers}
+    headers = {**_headers(), **more_headers}
     timeout = min(constants.HF_HUB_DOWNLOAD_TIMEOUT, deadline.remaining())
     session: Any = get_session()
     with _network(url):
-        if hasattr(session, "stream"):  # an httpx client: huggingface_hub >= 1.0
+        if _is_httpx(session):
             with session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
                 yield response, response.iter_bytes()
-        else:  # a requests session
+        else:
             with session.get(url, headers=headers, timeout=timeout, stream=True) as response:
                 yield response, response.iter_content(65536)
 
 
+def _is_httpx(session: Any) -> bool:
+    # huggingface_hub >= 1.0 speaks through an httpx client, before that through a requests session, whose `stream`
+    # is a flag.
+    return callable(getattr(session, "stream", None))
+
+
 @contextmanager
 def _network(url: str) -> Iterator[None]:
-    from huggingface_hub.utils import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import OfflineModeIsEnabled
 
     try:
         yield
-    except HfHubHTTPError as error:
-        raise HubStatusError(error.response.status_code, error.response.headers) from None
     except OfflineModeIsEnabled:
         raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE)") from None
     except _transport_errors() as error:
