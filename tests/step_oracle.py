@@ -27,9 +27,10 @@ def track_step(
     return tracker
 
 
-def visible(events: list[StepEvent]) -> list[StorageEvent]:
-    """Return memsim's events as the tracker would see them."""
-    return [StorageEvent(event.action, event.tensor.nbytes) for event in events]
+def visible(events: list[StepEvent], device: str) -> list[StorageEvent]:
+    """Return memsim's events as the tracker would see them, with the parameters on `device`."""
+    places = {"device": device, "host": "cpu"}
+    return [StorageEvent(event.action, event.tensor.nbytes, places[event.tensor.device]) for event in events]
 
 
 def assert_step_equals(
@@ -42,17 +43,19 @@ def assert_step_equals(
 ) -> None:
     """Assert that each allocation and free of the first and the last of `num_steps` real steps is an event."""
     resolved = resolve_optimizer(rule_name, args)
+    device = next(iter(parameters.values())).device.type
     for number in range(1, num_steps + 1):
         oracle.fill_gradients(parameters.values())
         tracker = track_step(optimizer, parameters)
         if number in (1, num_steps):
-            events = step_events(resolved, oracle.specs(parameters), first_step=number == 1, on_cpu=True)
-            assert_same_events(tracker, events)
+            first, on_cpu = number == 1, device == "cpu"
+            events = step_events(resolved, oracle.specs(parameters), first_step=first, on_cpu=on_cpu)
+            assert_same_events(tracker, events, device)
 
 
-def assert_same_events(tracker: StorageTracker, events: list[StepEvent]) -> None:
-    """Assert equal peaks, then equal events."""
-    predicted = visible(events)
+def assert_same_events(tracker: StorageTracker, events: list[StepEvent], device: str = "cpu") -> None:
+    """Assert equal events, then equal peaks."""
+    predicted = visible(events, device)
     for index, (real, ours) in enumerate(zip(tracker.events, predicted, strict=False)):
         assert real == ours, f"event {index}: real {_text(tracker.events, index)}, memsim {_text(predicted, index)}"
     assert len(predicted) == len(tracker.events)
@@ -61,11 +64,11 @@ def assert_same_events(tracker: StorageTracker, events: list[StepEvent]) -> None
 
 def _text(events: list[StorageEvent], index: int) -> str:
     around = events[max(0, index - 4) : index + 5]
-    return " ".join(f"{'+' if e.action == 'alloc' else '-'}{e.nbytes}" for e in around)
+    return " ".join(f"{'+' if e.action == 'alloc' else '-'}{e.nbytes}@{e.device}" for e in around)
 
 
-def allow_capturable_on_cpu(monkeypatch: Any) -> None:
-    """Let `capturable=True` run on the CPU: PyTorch checks the device only to keep users from a mistake."""
+def allow_capturable_everywhere(monkeypatch: Any) -> None:
+    """Let `capturable=True` run without an accelerator: PyTorch checks the device only to keep users from a mistake."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.optim.") and hasattr(module, "_get_capturable_supported_devices"):
-            monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
+            monkeypatch.setattr(module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu", "meta"])

@@ -21,6 +21,7 @@ class StorageEvent(NamedTuple):
 
     action: str
     nbytes: int
+    device: str = "cpu"
 
 
 class StorageTracker(TorchDispatchMode):
@@ -49,15 +50,15 @@ class StorageTracker(TorchDispatchMode):
                 self._watch(leaf.untyped_storage())
 
     def _watch(self, storage: torch.UntypedStorage) -> None:
-        key, nbytes = storage._cdata, storage.nbytes()
+        key, nbytes, device = storage._cdata, storage.nbytes(), storage.device.type
         if key in self._known or key in self._watched:
             return
 
         def died(_: object) -> None:
             del self._watched[key]
-            self.events.append(StorageEvent("free", nbytes))
+            self.events.append(StorageEvent("free", nbytes, device))
 
-        self.events.append(StorageEvent("alloc", nbytes))
+        self.events.append(StorageEvent("alloc", nbytes, device))
         self._watched[key] = weakref.ref(storage, died)
 
     @property
@@ -69,7 +70,7 @@ class StorageTracker(TorchDispatchMode):
     def timeline(self) -> list[int]:
         """Bytes alive after every event."""
         live, levels = 0, []
-        for action, nbytes in self.events:
-            live += nbytes if action == "alloc" else -nbytes
+        for event in self.events:
+            live += event.nbytes if event.action == "alloc" else -event.nbytes
             levels.append(live)
         return levels

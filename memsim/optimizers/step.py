@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from memsim.errors import MemsimError
 from memsim.model import ParameterSpec
 from memsim.optimizers.registry import ResolvedOptimizer
-from memsim.optimizers.rules import Arguments, StateEntry
+from memsim.optimizers.rules import Arguments, Entries, StateEntry
 from memsim.optimizers.state import OptimizerState, derive_state
 from memsim.tensors import Device, TensorSpec
 
@@ -107,14 +108,24 @@ class Tape:
         self._references: dict[int, int] = {}
         self._shared: set[str] = set()
 
-    def create_state(self, of: ParameterSpec | None = None) -> None:
-        """Allocate every state entry, or those of one parameter, if this is the first step and no constructor did."""
+    def create_state(self, of: ParameterSpec | None = None, name: str | None = None) -> None:
+        """Allocate every state entry if this is the first step and no constructor did.
+
+        Args:
+            of: only the entries of this parameter.
+            name: only the entry of this name.
+        """
         if not self.first_step or self._state.optimizer.rule.created == "constructor":
             return
-        for parameter, entries in self._state.by_parameter:
-            if of is None or of is parameter:
-                for entry in entries:
+        each = self._state.by_parameter if of is None else ((of, self._entries[of.name]),)
+        for parameter, entries in each:
+            for entry in entries:
+                if name in (None, entry.name):
                     self._create(parameter.name, entry)
+
+    @cached_property
+    def _entries(self) -> dict[str, Entries]:
+        return {parameter.name: entries for parameter, entries in self._state.by_parameter}
 
     def _create(self, parameter: str, entry: StateEntry) -> None:
         if entry.tensor.dtype.startswith("python:") or entry.shared in self._shared:
@@ -144,9 +155,14 @@ class Tape:
             self.events.append(StepEvent("free", *event[1:]))
 
     @contextmanager
-    def frame(self) -> Iterator[Frame]:
-        """Open a function's local variables; all of them die at its end, in the order of their first assignment."""
-        frame = Frame(self)
+    def frame(self, *names: str) -> Iterator[Frame]:
+        """Open a function's local variables, all of which die at its end.
+
+        Args:
+            names: the order in which they die, where it is not that of their first assignment here: CPython's is that
+                of their first mention in the code, and variables that an inner function uses come last.
+        """
+        frame = Frame(self, names)
         yield frame
         frame.close()
 
@@ -168,9 +184,9 @@ def scalar(dtype: str = "float32", device: Device = "device") -> TensorSpec:
 class Frame:
     """The local variables of one function: names that hold tensors, or lists of tensors, made during the step."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, names: Iterable[str] = ()) -> None:
         self._tape = tape
-        self._variables: dict[str, tuple[StepEvent, ...]] = {}
+        self._variables: dict[str, tuple[StepEvent, ...]] = dict.fromkeys(names, ())
 
     def new(self, name: str, *sources: Source, parameter: str = "") -> None:
         """`name = operation(...)`, or `name = x.first().second()`: make tensors, then let go of what the name held.

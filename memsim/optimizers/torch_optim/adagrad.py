@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
+from memsim.optimizers.step import Tape, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
+from memsim.optimizers.torch_optim.tape import by_dtype, count_steps, decay_each, form_of, negate_and_decay, negate_each
 
 _ARGUMENTS = {
     "lr": 1e-2,
@@ -31,3 +35,35 @@ _ARGUMENTS = {
 def adagrad(parameter: ParameterSpec, args: Arguments) -> Entries:
     """The sum of the squared gradients, made by the constructor."""
     return (step_entry(args), like("sum", parameter))
+
+
+@register_step("torch.optim.Adagrad", source="torch/optim/adagrad.py:364-626")
+def adagrad_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """For-loop, foreach and fused; the fused kernel updates everything in place. Dense gradients."""
+    tape.create_state()
+    form = form_of(tape, args)
+    if form == "for-loop":
+        _single(tape, parameters, args)
+    elif form == "foreach":
+        _multi(tape, parameters, args)
+
+
+def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    with tape.frame() as local:
+        for p in parameters:
+            local.forget("grad")
+            negate_and_decay(local, p, args)
+            local.new("std", p)
+
+
+def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    with tape.frame() as local:
+        for group in by_dtype(parameters):
+            negate_each(local, group, args)
+            count_steps(tape, local, on_device=False)
+            decay_each(local, group, args)
+            local.new_each("std", group)
+            if args["weight_decay"] or args["maximize"]:
+                local.alias("numerator", "device_grads")
+            else:
+                local.new_each("numerator", group)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
+from memsim.optimizers.step import Tape, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
+from memsim.optimizers.torch_optim.tape import (
+    ONE_MINUS_POWER,
+    by_dtype,
+    count_steps,
+    decay_each,
+    form_of,
+    negate_and_decay,
+    negate_each,
+    promoted,
+    scalars,
+)
 
 _ARGUMENTS = {
     "lr": 2e-3,
@@ -24,3 +38,38 @@ _ARGUMENTS = {
 def adamax(parameter: ParameterSpec, args: Arguments) -> Entries:
     """A moment and a running maximum in the parameter's dtype."""
     return (step_entry(args), like("exp_avg", parameter), like("exp_inf", parameter))
+
+
+@register_step("torch.optim.Adamax", source="torch/optim/adamax.py:226-400")
+def adamax_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """For-loop and foreach."""
+    tape.create_state()
+    if form_of(tape, args) == "foreach":
+        _multi(tape, parameters, args)
+    else:
+        _single(tape, parameters, args)
+
+
+def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    with tape.frame() as local:
+        for p in parameters:
+            local.forget("grad")
+            negate_and_decay(local, p, args)
+            local.brief(p, name="exp_inf")  # torch.maximum(..., grad.abs().add_(eps), out=exp_inf)
+            if args["capturable"]:
+                local.new("neg_bias_correction", *ONE_MINUS_POWER, parameter=p.name)
+                local.new("denom", promoted(p))
+
+
+def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    capturable = args["capturable"]
+    with tape.frame() as local:
+        for group in by_dtype(parameters):
+            negate_each(local, group, args)
+            count_steps(tape, local, on_device=capturable)
+            decay_each(local, group, args)
+            if not args["maximize"] and not args["weight_decay"]:
+                local.new_each("device_grads", group)  # torch._foreach_abs; in place on gradients of its own
+            if capturable:
+                local.new_each("bias_corrections", scalars(group))
+                local.new_each("denom", map(promoted, group))

@@ -12,6 +12,7 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, StateEntry, python_number, tensor
+from memsim.optimizers.step import register_unmodelled_step
 from memsim.optimizers.torch_optim.forms import TORCH
 
 _ARGUMENTS = {
@@ -97,3 +98,9 @@ def _entries(numel: int, dtype: str, args: Arguments) -> Entries:
 
 def _none(name: str) -> StateEntry:
     return python_number(name, "none")
+
+
+register_unmodelled_step(
+    "torch.optim.LBFGS",
+    "its step() runs forward and backward as often as the data ask for; it holds about five vectors of all parameters",
+)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
+from memsim.optimizers.step import Tape, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
+from memsim.optimizers.torch_optim.tape import by_dtype, count_steps, decay_each, form_of, negate_and_decay, negate_each
 
 _ARGUMENTS = {
     "lr": 1e-2,
@@ -31,3 +35,30 @@ def rmsprop(parameter: ParameterSpec, args: Arguments) -> Entries:
         *(("grad_avg",) if args["centered"] else ()),
     )
     return (step_entry(args), *(like(name, parameter) for name in names))
+
+
+@register_step("torch.optim.RMSprop", source="torch/optim/rmsprop.py:265-460")
+def rmsprop_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """For-loop and foreach."""
+    tape.create_state()
+    if form_of(tape, args) == "foreach":
+        _multi(tape, parameters, args)
+    else:
+        _single(tape, parameters, args)
+
+
+def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    with tape.frame() as local:
+        for p in parameters:
+            local.forget("grad")
+            negate_and_decay(local, p, args)
+            local.new("avg", p)
+
+
+def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    with tape.frame() as local:
+        for group in by_dtype(parameters):
+            negate_each(local, group, args)
+            count_steps(tape, local, on_device=args["capturable"])
+            decay_each(local, group, args)
+            local.new_each("avg", group)

@@ -87,8 +87,13 @@ def where_number(local: Frame, p: ParameterSpec, name: str) -> None:
     local.end(number, mask, chosen)
 
 
-def assign_where(local: Frame, p: ParameterSpec, name: str) -> None:
-    """`x[x.gt(0)] = number`: the mask on the device, and the number as a tensor on the host."""
+def assign_where(local: Frame, p: ParameterSpec, name: str, *, chosen: bool) -> None:
+    """`x[x.gt(0)] = number`: the mask on the device, and the number as a tensor on the host.
+
+    Where `x` has no dimensions, PyTorch makes an index of the mask: of one element if it is true (`chosen`), or none.
+    """
     mask = local.open(TensorSpec(p.tensor.shape, "bool"), parameter=p.name, name=name)
-    local.brief(scalar(p.tensor.dtype, "host"), parameter=p.name, name=name)
-    local.end(mask)
+    number = local.open(scalar(p.tensor.dtype, "host"), parameter=p.name, name=name)
+    if not p.tensor.shape:
+        local.brief(TensorSpec((int(chosen),), "int64"), parameter=p.name, name=name)
+    local.end(number, mask)
