@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import inspect
+import sys
+import types
 from typing import Any
 
 import bitsandbytes as bnb
@@ -24,6 +26,11 @@ REFUSED_BY_THE_TRAINER = {
     "adamw_torch_npu_fused": "torch_npu",
     "adamw_anyprecision": "torchdistx",
     "galore_adafactor_layerwise": "Cannot combine manual `lr`",
+}
+ABSENT_PACKAGES = {
+    "adamw_torch_xla": "torch_xla.amp.syncfree.AdamW",
+    "adamw_torch_npu_fused": "torch_npu.optim.NpuFusedAdamW",
+    "adamw_anyprecision": "torchdistx.optimizers.AnyPrecisionAdamW",
 }
 BUILT_BY_THE_TRAINER = [n for n in TRAINER_NAMES if n not in REFUSED_BY_THE_TRAINER]
 
@@ -78,7 +85,6 @@ def module_classes(model: torch.nn.Module) -> dict[str, str]:
     }
 
 
-@pytest.mark.xfail(strict=True, reason="adamw_torch_xla, adamw_torch_npu_fused, adamw_anyprecision have no rule yet")
 def test_all_41_names_of_the_trainer_are_known():
     assert len(TRAINER_NAMES) == 41
     assert {n.name for n in names().values() if n.framework == "transformers"} == set(TRAINER_NAMES)
@@ -139,11 +145,26 @@ def live_state(optimizer: torch.optim.Optimizer, trained: dict[str, torch.nn.Par
     return optimizer
 
 
-@pytest.mark.parametrize(("name", "reason"), [r for r in REFUSED_BY_THE_TRAINER.items() if r[0] in names()])
+@pytest.mark.parametrize(("name", "reason"), REFUSED_BY_THE_TRAINER.items())
 def test_what_the_trainer_refuses_to_build_is_known_all_the_same(name, reason, model, tmp_path):
     with pytest.raises((ValueError, ImportError), match=reason):
         Trainer(model=model, args=arguments(name, tmp_path)).create_optimizer()
     assert resolve_optimizer(name).rule.class_path
+
+
+@pytest.mark.parametrize("name", ABSENT_PACKAGES)
+def test_arguments_are_what_the_trainer_gives_to_a_class_that_no_pip_index_has(name, model, tmp_path, monkeypatch):
+    """The Trainer's own code, with an empty class where it imports the real one."""
+    path = ABSENT_PACKAGES[name]
+    assert names()[name].class_path == path
+    module, _, class_name = path.rpartition(".")
+    for end in range(1, module.count(".") + 2):
+        part = ".".join(module.split(".")[:end])
+        monkeypatch.setitem(sys.modules, part, types.ModuleType(part))
+    monkeypatch.setattr(sys.modules[module], class_name, type(class_name, (), {}), raising=False)
+    _, given = Trainer.get_optimizer_cls_and_kwargs(arguments(name, tmp_path), model)
+    texts = {key: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v for key, v in given.items()}
+    assert resolve_optimizer(name).args.items() >= {"weight_decay": 0.0, **texts}.items()
 
 
 def test_a_refusal_that_does_not_depend_on_the_machine_is_told():
