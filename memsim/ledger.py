@@ -22,10 +22,13 @@ class Category(str, Enum):
 
 
 class Phase(str, Enum):
-    """Part of a training step."""
+    """Part of a training step, or what a training script does between its steps."""
 
     LOAD = "load"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"
     ZERO_GRAD = "zero_grad"
+    EVALUATION = "evaluation"
+    GENERATE = "generate"
+    SAVE = "save"

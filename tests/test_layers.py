@@ -13,6 +13,7 @@ ORDER = (
     ("model", "config", "ledger"),
     ("optimizers", "catalog"),
     ("step",),
+    ("step",),
     ("record",),
     ("resolve", "live", "built_optimizer", "report.frames"),
     ("results",),

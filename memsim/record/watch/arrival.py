@@ -1,0 +1,76 @@
+"""Waits for a process to import torch, and for its first use of CUDA; until then nothing is changed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+Callback = Callable[[ModuleType], None]
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: calls back once the module that another finder found has run."""
+
+    def __init__(self, callbacks: Mapping[str, Callback]) -> None:
+        self._waiting = dict(callbacks)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec that the other finders give, its loader set to call back."""
+        if fullname not in self._waiting:
+            return None
+        callback = self._waiting.pop(fullname)
+        for finder in sys.meta_path:
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    _call_after(spec.loader, callback)
+                return spec
+        self._waiting[fullname] = callback  # not there now; a later import may find it
+        return None
+
+
+def _call_after(loader: Any, callback: Callback) -> None:
+    """Run `callback` after this one loader has executed its module; its class stays as it is."""
+    execute = loader.exec_module
+
+    @functools.wraps(execute)
+    def exec_module(module: ModuleType) -> None:
+        loader.exec_module = execute
+        execute(module)
+        try:
+            callback(module)
+        except Exception as error:  # the user's program must run; memsim finds no recording and says so
+            sys.stderr.write(f"memsim: cannot watch process {os.getpid()}: {type(error).__name__}: {error}\n")
+
+    loader.exec_module = exec_module
+
+
+def watch_this_process(settings: str) -> None:
+    """Begin to watch as soon as torch is imported; `settings` is the JSON object of `MEMSIM_WATCH`."""
+    data = json.loads(settings)
+
+    def torch_is_there(torch: ModuleType) -> None:
+        from .program import Watch
+
+        Watch(torch, folder=Path(data["folder"]), max_steps=data["steps"]).install()
+
+    def safetensors_is_there(module: ModuleType) -> None:
+        from .program import current
+
+        watch = current()
+        if watch is not None:
+            watch.announce(module, "save_file", "save")
+
+    sys.meta_path.insert(0, _AfterImport({"torch": torch_is_there, "safetensors.torch": safetensors_is_there}))

@@ -1,0 +1,63 @@
+"""Where the program is at every position of the allocator's history.
+
+A position is the number of allocations and frees so far, read from the allocator's own statistics. It needs no clock
+and is exact for every thread: event number `n` of the history happened between two marks.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+
+class Mark(NamedTuple):
+    """From `position` on, until the next mark."""
+
+    position: int
+    step: int
+    phase: str
+    module: str
+
+
+class Tape:
+    """The marks of one process."""
+
+    def __init__(self, torch: Any) -> None:
+        self._statistics = torch._C._cuda_memoryStats
+        self.recording = False
+        self.step = 1
+        self.phase = "load"
+        self.marks: list[Mark] = [Mark(0, 1, "load", "")]
+        self._paths = threading.local()
+
+    def position(self) -> int:
+        """Return how many allocations and frees there were; 0 before the first use of CUDA."""
+        if not self.recording:
+            return 0
+        counts = self._statistics(0)["allocation"]["all"]
+        return int(counts["allocated"] + counts["freed"])
+
+    @property
+    def modules(self) -> list[Any]:
+        """The modules whose `forward` this thread is in, outermost first."""
+        try:
+            stack: list[Any] = self._paths.stack
+        except AttributeError:
+            stack = self._paths.stack = []
+        return stack
+
+    def mark(self, module: str) -> None:
+        """Note that the program is in `module` now, and in the current phase and step."""
+        mark = Mark(self.position(), self.step, self.phase, module)
+        last = self.marks[-1]
+        if last[1:] == mark[1:]:
+            return
+        if last.position == mark.position:
+            self.marks[-1] = mark
+        else:
+            self.marks.append(mark)
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase, outside of any module."""
+        self.phase = phase
+        self.mark("")

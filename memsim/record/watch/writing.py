@@ -1,0 +1,175 @@
+"""The recording as a file: PyTorch's memory history, the marks and the sightings, in one JSON object."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+SCHEMA = 1
+
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in {
+        *(sysconfig.get_path(name) or "" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).resolve().parents[2]),
+    }
+    if path
+)
+_LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+)
+
+
+class Lines:
+    """Stacks reduced to the two lines that matter, each pair kept once."""
+
+    def __init__(self, torch_folder: str) -> None:
+        self.pairs: list[tuple[str, str]] = []
+        self._index: dict[tuple[str, str], int] = {}
+        self._library = (*_LIBRARIES, os.path.join(torch_folder, ""))
+        self._is_user: dict[str, bool] = {}
+
+    def is_user_code(self, filename: str) -> bool:
+        """Return whether a file is the user's own: neither Python's, nor an installed package, nor generated."""
+        if filename not in self._is_user:
+            generated = filename.startswith("<") and filename not in {"<string>", "<stdin>"}
+            library = filename.startswith(self._library) or any(part in filename for part in _LIBRARY_PARTS)
+            self._is_user[filename] = not (generated or library)
+        return self._is_user[filename]
+
+    def of(self, frames: Sequence[Any]) -> int:
+        """Return the number of the pair (user's line, innermost line) of frames that begin with the innermost."""
+        user = next((frame for frame in frames if self.is_user_code(frame["filename"])), None)
+        pair = (_text(user) if user else "", _text(frames[0]) if frames else "")
+        if pair not in self._index:
+            self._index[pair] = len(self.pairs)
+            self.pairs.append(pair)
+        return self._index[pair]
+
+
+def call_stack(frame: FrameType | None) -> tuple[str, str]:
+    """Return the user's line and the innermost line of a running frame."""
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frame = frame.f_back
+    lines = Lines(os.path.dirname(sys.modules["torch"].__path__[0]))
+    return lines.pairs[
+        lines.of([f for f in frames if os.path.dirname(str(f["filename"])) != os.path.dirname(__file__)])
+    ]
+
+
+def write_recording(watch: Any, *, ended: str, num_steps: int) -> None:
+    """Write `recording-PID.json` whole into the folder of the run."""
+    torch = watch.torch
+    statistics = torch._C._cuda_memoryStats(0)
+    position = watch.tape.position()
+    snapshot = torch.cuda.memory._snapshot()
+    properties = torch.cuda.get_device_properties(0)
+    data = {
+        "schema": SCHEMA,
+        "pid": os.getpid(),
+        "ended": ended,
+        "ended_by_oom": isinstance(getattr(sys, "last_value", None), torch.cuda.OutOfMemoryError),
+        "num_steps": num_steps,
+        "position": position,
+        "device": {
+            "name": properties.name,
+            "total_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "torch_version": torch.__version__,
+        },
+        "settings": _settings(snapshot.get("allocator_settings", {})),
+        "stats": _stats(statistics),
+        "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
+        **_history(snapshot, os.path.dirname(torch.__path__[0])),
+        "marks": watch.tape.marks,
+        "sightings": watch.sightings.seen,
+        "ooms": watch.ooms,
+        "notes": [*watch.notes, *_notes(torch, snapshot)],
+    }
+    path = watch.folder / f"recording-{os.getpid()}.json"
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _history(snapshot: Any, torch_folder: str) -> dict[str, Any]:
+    lines = Lines(torch_folder)
+    columns: dict[str, list[Any]] = {"action": [], "address": [], "nbytes": [], "stream": [], "line": []}
+    traces = snapshot["device_traces"]
+    for entry in traces[0] if traces else ():
+        if entry["action"] not in _ACTIONS:
+            continue
+        columns["action"].append(entry["action"])
+        columns["address"].append(entry.get("addr", 0))
+        columns["nbytes"].append(entry["size"])
+        columns["stream"].append(entry["stream"])
+        columns["line"].append(lines.of(entry.get("frames", ())) if entry["action"] == "alloc" else -1)
+    return {"events": columns, "lines": lines.pairs}
+
+
+def _text(frame: Any) -> str:
+    return f"{_short(frame['filename'])}:{frame['line']} in {frame['name']}"
+
+
+def _short(filename: str) -> str:
+    """Return a path from the working folder, or from the package on for libraries."""
+    for part in _LIBRARY_PARTS:
+        if part in filename:
+            return filename.rsplit(part, 1)[1]
+    torch = os.path.dirname(sys.modules["torch"].__path__[0])
+    for folder in (torch, os.getcwd()):
+        if filename.startswith(os.path.join(folder, "")):
+            return os.path.relpath(filename, folder)
+    return filename
+
+
+def _stats(statistics: Any) -> dict[str, int]:
+    return {
+        "peak_requested_bytes": statistics["requested_bytes"]["all"]["peak"],
+        "peak_allocated_bytes": statistics["allocated_bytes"]["all"]["peak"],
+        "peak_reserved_bytes": statistics["reserved_bytes"]["all"]["peak"],
+        "allocated_bytes": statistics["allocated_bytes"]["all"]["current"],
+        "reserved_bytes": statistics["reserved_bytes"]["all"]["current"],
+        "num_alloc_retries": statistics["num_alloc_retries"],
+        "num_ooms": statistics["num_ooms"],
+    }
+
+
+def _settings(settings: Any) -> dict[str, Any]:
+    limit = settings.get("max_split_size", -1)
+    divisions = [int(value) for value in settings.get("roundup_power2_divisions", {}).values()]
+    return {
+        "max_split_bytes": limit if limit > 0 else None,
+        "roundup_power2_divisions": divisions if any(divisions) else [],
+    }
+
+
+def _notes(torch: Any, snapshot: Any) -> list[str]:
+    notes = []
+    scalers = [thing for thing in gc.get_objects() if type(thing).__name__ == "GradScaler"]
+    if any(getattr(scaler, "_enabled", False) for scaler in scalers):
+        notes.append("GradScaler found no overflow, as gradients are zero: no optimizer step was skipped.")
+    used = [index for index, trace in enumerate(snapshot["device_traces"]) if trace and index]
+    if used:
+        notes.append(f"Only device 0 was watched; the program also used {', '.join(f'cuda:{i}' for i in used)}.")
+    if torch.cuda.is_initialized() and torch.backends.cudnn.benchmark:
+        notes.append("cudnn.benchmark tries algorithms on a real GPU, whose workspaces can exceed what was seen here.")
+    return notes

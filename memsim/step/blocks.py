@@ -1,0 +1,255 @@
+"""Replay of a trace into segments and blocks: what every request really took.
+
+The trace names the address of every block, so nothing is searched: only whether the free block at that address was
+split has to be decided. Rules: `round_size`, `should_split`, `try_merge_blocks` of c10/cuda/CUDACachingAllocator.cpp
+@2.13.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from memsim.errors import MemsimError
+from memsim.step.trace import AllocatorSettings, TraceEvent
+from memsim.units import MIB
+
+MIN_BLOCK_BYTES = 512
+"""Every block is a multiple of it."""
+SMALL_BYTES = MIB
+"""Requests up to here live in the small pool; a large block is only split if more than this remains."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""Bytes of every segment of the small pool; no segment of the large pool is as small."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Block:
+    """A range of a segment."""
+
+    address: int
+    """Where it begins."""
+    nbytes: int
+    """Its bytes."""
+    requested_bytes: int = 0
+    """What was asked for; 0 when it is free."""
+    state: str = "inactive"
+    """`active_allocated`, `active_pending_free` or `inactive`, PyTorch's words."""
+    event: TraceEvent | None = None
+    """The alloc that made it; `None` when it is free."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Segment:
+    """Memory that the allocator got from the device in one piece; an expandable one grows."""
+
+    address: int
+    """Where it begins."""
+    nbytes: int
+    """Its bytes."""
+    stream: int
+    """The stream that it serves."""
+    expandable: bool
+    """Whether it was mapped, not allocated."""
+    starts: list[int] = field(default_factory=list)
+    """Addresses of its blocks, ascending."""
+    blocks: dict[int, Block] = field(default_factory=dict)
+    """Block by address; together they fill the segment."""
+
+    @property
+    def small(self) -> bool:
+        """Whether it belongs to the small pool."""
+        return self.nbytes == SMALL_SEGMENT_BYTES and not self.expandable
+
+    def in_order(self) -> Iterator[Block]:
+        """Yield the blocks by address."""
+        return (self.blocks[start] for start in self.starts)
+
+
+def round_request(nbytes: int, settings: AllocatorSettings) -> int:
+    """Return the bytes of the block that a request for `nbytes` is rounded up to."""
+    if nbytes < MIN_BLOCK_BYTES:
+        return MIN_BLOCK_BYTES
+    table = settings.roundup_power2_divisions
+    divisions = table[min(max(nbytes.bit_length() - 1 - 20, 0), 15)] if table else 0
+    if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:
+        floor = 1 << (nbytes.bit_length() - 1)
+        step = floor // divisions
+        if nbytes == floor:
+            return nbytes
+        return -(-nbytes // step) * step if step else 2 * floor
+    return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+
+class BlockReplay:
+    """The allocator's books, kept by reading a trace event by event."""
+
+    def __init__(self, settings: AllocatorSettings) -> None:
+        self.settings = settings
+        self.allocated_bytes = 0
+        self.requested_bytes = 0
+        self.reserved_bytes = 0
+        self._segments: dict[int, Segment] = {}
+        self._starts: list[int] = []
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments by address."""
+        return (self._segments[start] for start in self._starts)
+
+    def live_blocks(self) -> Iterator[Block]:
+        """Yield every allocated block by address."""
+        for segment in self.segments():
+            yield from (block for block in segment.in_order() if block.state == "active_allocated")
+
+    def apply(self, event: TraceEvent) -> Block | None:
+        """Take one event; return the block of an alloc or free.
+
+        Raises:
+            MemsimError: the event does not fit what came before it, so the trace is not whole.
+        """
+        try:
+            if event.action == "alloc":
+                return self._alloc(event)
+            if event.action == "free_requested":
+                return self._free_requested(event)
+            if event.action == "free_completed":
+                return self._free_completed(event)
+            if event.action in {"segment_alloc", "segment_map"}:
+                self._grow(event)
+            elif event.action in {"segment_free", "segment_unmap"}:
+                self._shrink(event)
+        except (KeyError, IndexError) as error:
+            raise MemsimError(
+                f"the trace is not whole: {event.action} of {event.nbytes:,} bytes at {event.address:#x} "
+                "fits no segment or block before it."
+            ) from error
+        return None
+
+    def _segment_at(self, address: int) -> Segment:
+        segment = self._segments[self._starts[bisect_right(self._starts, address) - 1]]
+        if not segment.address <= address < segment.address + segment.nbytes:
+            raise KeyError(address)
+        return segment
+
+    def _alloc(self, event: TraceEvent) -> Block:
+        segment = self._segment_at(event.address)
+        block = segment.blocks[event.address]
+        if block.state != "inactive":
+            raise KeyError(event.address)
+        rounded = round_request(event.nbytes, self.settings)
+        if self._splits(segment, block.nbytes, rounded):
+            rest = Block(address=block.address + rounded, nbytes=block.nbytes - rounded)
+            block.nbytes = rounded
+            segment.blocks[rest.address] = rest
+            insort(segment.starts, rest.address)
+        block.requested_bytes, block.state, block.event = event.nbytes, "active_allocated", event
+        self.allocated_bytes += block.nbytes
+        self.requested_bytes += event.nbytes
+        return block
+
+    def _splits(self, segment: Segment, nbytes: int, rounded: int) -> bool:
+        remaining = nbytes - rounded
+        if segment.small or segment.expandable:
+            return remaining >= MIN_BLOCK_BYTES
+        limit = self.settings.max_split_bytes
+        return (limit is None or rounded < limit) and remaining > SMALL_BYTES
+
+    def _free_requested(self, event: TraceEvent) -> Block:
+        block = self._segment_at(event.address).blocks[event.address]
+        if block.state != "active_allocated":
+            raise KeyError(event.address)
+        block.state = "active_pending_free"
+        self.allocated_bytes -= block.nbytes
+        return block
+
+    def _free_completed(self, event: TraceEvent) -> Block:
+        segment = self._segment_at(event.address)
+        block = segment.blocks[event.address]
+        if block.state != "active_pending_free":
+            raise KeyError(event.address)
+        self.requested_bytes -= block.requested_bytes
+        freed = Block(
+            address=block.address, nbytes=block.nbytes, requested_bytes=block.requested_bytes, event=block.event
+        )
+        block.requested_bytes, block.state, block.event = 0, "inactive", None
+        self._merge(segment, block)
+        return freed
+
+    @staticmethod
+    def _merge(segment: Segment, block: Block) -> None:
+        place = bisect_right(segment.starts, block.address) - 1
+        if place + 1 < len(segment.starts):
+            following = segment.blocks[segment.starts[place + 1]]
+            if following.state == "inactive":
+                block.nbytes += following.nbytes
+                del segment.blocks[following.address], segment.starts[place + 1]
+        if place > 0:
+            before = segment.blocks[segment.starts[place - 1]]
+            if before.state == "inactive":
+                before.nbytes += block.nbytes
+                del segment.blocks[block.address], segment.starts[place]
+
+    def _grow(self, event: TraceEvent) -> None:
+        self.reserved_bytes += event.nbytes
+        expandable = event.action == "segment_map"
+        segment = Segment(address=event.address, nbytes=event.nbytes, stream=event.stream, expandable=expandable)
+        segment.blocks[event.address] = Block(address=event.address, nbytes=event.nbytes)
+        segment.starts.append(event.address)
+        self._add(segment)
+        if expandable:
+            place = bisect_right(self._starts, event.address) - 1
+            self._join(place, place + 1)
+            self._join(place - 1, place)
+
+    def _add(self, segment: Segment) -> None:
+        self._segments[segment.address] = segment
+        insort(self._starts, segment.address)
+
+    def _join(self, left: int, right: int) -> None:
+        """Make one of two expandable segments that touch: their mapped ranges are one range to the allocator."""
+        if left < 0 or right >= len(self._starts):
+            return
+        first, second = self._segments[self._starts[left]], self._segments[self._starts[right]]
+        touching = first.address + first.nbytes == second.address and first.stream == second.stream
+        if not (touching and first.expandable and second.expandable):
+            return
+        del self._segments[second.address], self._starts[right]
+        first.nbytes += second.nbytes
+        first.blocks.update(second.blocks)
+        last = first.blocks[first.starts[-1]]
+        first.starts.extend(second.starts)
+        if last.state == "inactive" and first.blocks[second.address].state == "inactive":
+            last.nbytes += first.blocks.pop(second.address).nbytes
+            first.starts.remove(second.address)
+
+    def _shrink(self, event: TraceEvent) -> None:
+        segment = self._segment_at(event.address)
+        end = event.address + event.nbytes
+        block = segment.blocks[segment.starts[bisect_right(segment.starts, event.address) - 1]]
+        if block.state != "inactive" or end > block.address + block.nbytes:
+            raise KeyError(event.address)
+        self.reserved_bytes -= event.nbytes
+        del self._segments[segment.address], self._starts[bisect_right(self._starts, segment.address) - 1]
+        self._cut(segment, block, event.address, end)
+
+    def _cut(self, segment: Segment, block: Block, start: int, end: int) -> None:
+        """Put back what is left of `segment` before `start` and after `end`, a range inside its free `block`."""
+        segment_end, block_end = segment.address + segment.nbytes, block.address + block.nbytes
+        del segment.blocks[block.address]
+        pieces = [b for b in segment.blocks.values() if b.address < start]
+        if start > block.address:
+            pieces.append(Block(address=block.address, nbytes=start - block.address))
+        rest = [Block(address=end, nbytes=block_end - end)] if block_end > end else []
+        rest += [b for b in segment.blocks.values() if b.address >= end]
+        for begin, stop, blocks in ((segment.address, start, pieces), (end, segment_end, rest)):
+            if stop > begin:
+                self._add(
+                    Segment(
+                        address=begin,
+                        nbytes=stop - begin,
+                        stream=segment.stream,
+                        expandable=segment.expandable,
+                        starts=sorted(b.address for b in blocks),
+                        blocks={b.address: b for b in blocks},
+                    )
+                )
