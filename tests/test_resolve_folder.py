@@ -260,6 +260,23 @@ def test_an_architecture_that_transformers_lacks_is_read_from_the_headers(tmp_pa
         resolve(tmp_path, task="base")
 
 
+def test_a_folder_goes_before_the_catalog_only_where_it_holds_a_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    assert resolve("gpt2").source.startswith("catalog")
+    assert "has no config.json" in refused("./gpt2", ModelError)
+    save(build("gpt2"), tmp_path / "gpt2")
+    here = {"source": f"folder:{tmp_path / 'gpt2'}", "num_parameters": build("gpt2").num_parameters()}
+    for name in ("gpt2", "./gpt2", "gpt2/", str(tmp_path / "gpt2"), "gpt2/config.json", Path("gpt2")):
+        spec = resolve(name)
+        assert {"source": spec.source, "num_parameters": spec.table.num_parameters} == here
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve("~/gpt2").source == here["source"]
+    (tmp_path / "runs").mkdir()
+    assert "folder 'runs' has no config.json" in refused("runs", ModelError)
+    assert "Did you mean" in refused("gpt3", UnknownNameError)
+
+
 # Bad input ---------------------------------------------------------------------------------------------------------
 
 

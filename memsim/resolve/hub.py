@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from memsim.errors import HubError, MemsimError
+from memsim.errors import HubError
 from memsim.resolve.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -172,17 +172,17 @@ def _index(repo: _Repo) -> bytes:
 
 
 def _headers(repo: _Repo, shards: list[str]) -> list[Mapping[str, TensorSpec]]:
-    with ThreadPoolExecutor(PARALLEL_REQUESTS) as pool:
+    pool = ThreadPoolExecutor(PARALLEL_REQUESTS)
+    try:
         futures = [pool.submit(_header, repo, shard) for shard in shards]
-        try:
-            return list(_counted((future.result() for future in futures), len(shards), repo.progress))
-        except (MemsimError, HubStatusError, HubUnreachableError, _NotCachedError) as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if isinstance(error, HubStatusError) and error.status == 404:
-                raise HubError(
-                    f"{repo.repo_id} lacks a shard that its index names; its upload is incomplete."
-                ) from None
-            raise
+        return list(_counted((future.result() for future in futures), len(shards), repo.progress))
+    except HubStatusError as error:
+        if error.status == 404:
+            raise HubError(f"{repo.repo_id} lacks a shard that its index names; its upload is incomplete.") from None
+        raise
+    finally:
+        # After an error or Ctrl-C nothing that still waits is asked for.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _counted(
