@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,15 +12,16 @@ from memsim.config import OptimizerConfig, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError
 from memsim.model import ModelSpec
 from memsim.optimizers import Assignment, OptimizerRule, assign, resolve_groups, resolve_optimizer, state_of
+from memsim.optimizers.step_peaks import StepPeaks
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
 
 _OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl", "parameter_groups")
 
 _NOT_RECORDED = Unmodeled(
-    what="activations, step temporaries, workspaces, CUDA context",
+    what="activations, workspaces, CUDA context",
     where="static total",
-    reason="this version counts only what stays allocated between steps; a whole step's peak is higher.",
+    reason="only what stays allocated between steps is counted so far; the peak of a whole step is higher.",
 )
 
 
@@ -95,8 +96,12 @@ def compare(model: object, optimizers: Iterable[str | OptimizerConfig], **option
     return estimate_all(model, configs)
 
 
-def estimate_all(model: object, configs: Sequence[TrainingConfig]) -> Estimates:
+def estimate_all(
+    model: object, configs: Sequence[TrainingConfig], *, progress: Callable[[str], None] | None = None
+) -> Estimates:
     """Return one estimate per configuration of the same model, task, dtype and frozen parameters.
+
+    `progress` is called with a sentence before each wait for the network.
 
     Raises:
         ModelError: the model cannot be resolved.
@@ -105,19 +110,23 @@ def estimate_all(model: object, configs: Sequence[TrainingConfig]) -> Estimates:
     for config in configs:  # a wrong optimizer is told before the network is asked for the model
         resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
         resolve_groups(config.optimizer)
-    spec = _model_spec(model, configs[0])
+    spec = _model_spec(model, configs[0], progress)
     return Estimates(tuple(_estimate(spec, config) for config in configs))
 
 
-def _model_spec(model: object, config: TrainingConfig) -> ModelSpec:
-    spec = resolve(model, task=config.task, dtype=config.dtype, num_labels=config.num_labels)
+def _model_spec(model: object, config: TrainingConfig, progress: Callable[[str], None] | None = None) -> ModelSpec:
+    spec = resolve(model, task=config.task, dtype=config.dtype, num_labels=config.num_labels, progress=progress)
     return replace(spec, table=spec.table.freeze(config.freeze)) if config.freeze else spec
 
 
 def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
     trainable = spec.table.trainable
     parts = assign(config.optimizer, spec.table)
-    optimizer, state = parts[-1][0], state_of(parts)
+    optimizer, state, step = parts[-1][0], state_of(parts), StepPeaks(parts)
+    unknown = tuple(
+        Unmodeled(what=f"temporaries of {name}.step()", where="optimizer step", reason=f"{reason}.")
+        for name, reason in dict(step.unmodelled()).items()
+    )
     return Estimate(
         memsim_version=__version__,
         model=ModelSummary(
@@ -138,7 +147,7 @@ def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
             class_path=optimizer.rule.class_path, source=_source(optimizer.rule), ignores=optimizer.rule.ignores
         ),
         assumptions=(*spec.assumptions, *_fused_backward(parts)),
-        unmodeled=(_NOT_RECORDED,),
+        unmodeled=(_NOT_RECORDED, *unknown),
         static=StaticMemory(
             parameter_bytes=spec.table.parameter_bytes,
             buffer_bytes=spec.table.buffer_bytes,
@@ -152,6 +161,7 @@ def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
             optimizer_state_num_elements=state.num_elements,
             optimizer_state_host_bytes=state.host_bytes,
         ),
+        optimizer_step=None if unknown else step,
         optimizer_state=state,
     )
 
@@ -162,8 +172,8 @@ def _fused_backward(parts: Assignment) -> Iterable[str]:
         if optimizer.gradients_live_one_at_a_time and parameters:
             largest = max(p.tensor.nbytes for p in parameters)
             yield (
-                f"{optimizer.name} updates each parameter inside backward: gradients live one at a time (the largest has "
-                f"{largest:,} bytes) and none is left between steps."
+                f"{optimizer.name} updates each parameter inside backward: gradients live one at a time "
+                f"(the largest has {largest:,} bytes) and none is left between steps."
             )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from memsim.config import TrainingConfig, optimizer_config_of
 from memsim.errors import OutputError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _Data = TypeVar("_Data")
+_STEP_COLUMNS = ("first_step_peak_bytes", "later_step_peak_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,28 @@ class StaticMemory:
         return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_state_bytes
 
 
+class OptimizerStep(Protocol):
+    """What `optimizer.step()` holds on the device above what it finds there."""
+
+    @property
+    def first_step_peak_bytes(self) -> int:
+        """At the first step: temporaries and the state that it creates."""
+
+    @property
+    def later_step_peak_bytes(self) -> int:
+        """At every later step: temporaries alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedOptimizerStep:
+    """An `OptimizerStep` that was read from a file."""
+
+    first_step_peak_bytes: int
+    """At the first step: temporaries and the state that it creates."""
+    later_step_peak_bytes: int
+    """At every later step: temporaries alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmodeled:
     """Something that takes memory and is in none of the figures."""
@@ -104,6 +127,8 @@ class Estimate:
     """What is not in the figures."""
     static: StaticMemory
     """Parameters, buffers, gradients, optimizer state."""
+    optimizer_step: OptimizerStep | None
+    """What `step()` needs on top for a moment; `None` where that is not known (see `unmodeled`)."""
     optimizer_state: Iterable[StateRow] | None
     """Every state entry of every parameter; `None` where the estimate was saved without them."""
 
@@ -123,6 +148,7 @@ class Estimate:
             "assumptions": list(self.assumptions),
             "unmodeled": [asdict(item) for item in self.unmodeled],
             "static": asdict(self.static),
+            "optimizer_step": _step_json(self.optimizer_step),
             "peak": None,
             "phases": [],
         }
@@ -187,6 +213,15 @@ class Estimates:
         write_new(path, json.dumps(self.to_dict(details=True)), force=force)
 
 
+def _step_json(step: OptimizerStep | None) -> dict[str, int] | None:
+    if step is None:
+        return None
+    return {
+        "first_step_peak_bytes": step.first_step_peak_bytes,
+        "later_step_peak_bytes": step.later_step_peak_bytes,
+    }
+
+
 def _total_rows(estimate: Estimate) -> list[dict[str, Any]]:
     config = estimate.config
     return [
@@ -199,6 +234,7 @@ def _total_rows(estimate: Estimate) -> list[dict[str, Any]]:
             "num_trainable_parameters": estimate.model.num_trainable_parameters,
             "num_parameter_tensors": estimate.model.num_parameter_tensors,
             **asdict(estimate.static),
+            **(_step_json(estimate.optimizer_step) or dict.fromkeys(_STEP_COLUMNS)),
             "static_device_bytes": estimate.static.device_bytes,
             "bytes_per_parameter": estimate.bytes_per_parameter,
         }
@@ -249,6 +285,7 @@ def _estimate_of(data: Mapping[str, Any]) -> Estimate:
         assumptions=tuple(data["assumptions"]),
         unmodeled=tuple(_data_of(Unmodeled, item) for item in data["unmodeled"]),
         static=_data_of(StaticMemory, data["static"]),
+        optimizer_step=_data_of(SavedOptimizerStep, step) if (step := data["optimizer_step"]) is not None else None,
         optimizer_state=tuple(map(_row_of, rows)) if (rows := data.get("optimizer_state")) is not None else None,
     )
 

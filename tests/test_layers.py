@@ -10,14 +10,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memsim"
 ORDER = (
     ("errors",),
     ("units", "tensors", "files"),
-    ("model", "config", "ledger"),
+    ("model", "config", "ledger", "gpus"),
     ("optimizers", "catalog"),
     ("step",),
-    ("step",),
-    ("record",),
+    ("imaginary_gpu", "record"),
     ("resolve", "live", "built_optimizer", "report.frames"),
     ("results",),
-    ("estimator", "report"),
+    ("estimator", "dry_run", "snapshot", "report"),
     ("cli",),
 )
 ROWS = {name: row for row, names in enumerate(ORDER) for name in names}

@@ -25,7 +25,7 @@ def command(*, model: str, configs: list[TrainingConfig], details: bool, strict:
     MODEL is a catalog name (distilbert-base-cased; see 'memsim catalog'), a hub id (org/name, org/name@revision) or
     a folder that holds config.json. Several --optimizer compare side by side.
     """
-    estimates = estimate_all(model, configs)
+    estimates = estimate_all(model, configs, progress=output.note)
     if strict:
         _require_certainty(estimates)
     output.write(

@@ -54,10 +54,14 @@ class Output:
             content = render_frame(frame(), self.file_format)
         if self.path is not None:
             write_new(self.path, content, force=self.force)
-            if not self.quiet:
-                click.echo(f"wrote {self.path}", err=True)
+            self.note(f"wrote {self.path}")
             return
         click.echo(content, nl=False, color=True)
+
+    def note(self, sentence: str) -> None:
+        """Tell the user something on stderr, unless notes are not wanted."""
+        if not self.quiet:
+            click.echo(sentence, err=True)
 
     def _terminal(self) -> tuple[int | None, bool]:
         import os

@@ -25,8 +25,8 @@ def render_estimates(
     With `details`, every state entry of every parameter follows.
     """
     first = estimates[0]
-    table = _table(
-        ("optimizer", "parameters", "buffers", "gradients", "state", "static total", "state on host", "bytes/parameter")
+    table = plain_table(
+        ("optimizer", "parameters", "buffers", "gradients", "state", "static total", "step() adds", "state on host")
     )
     for estimate in estimates:
         static = estimate.static
@@ -37,11 +37,11 @@ def render_estimates(
             format_bytes(static.gradient_bytes),
             format_bytes(static.optimizer_state_bytes),
             Text(format_bytes(static.device_bytes), style="bold"),
+            format_bytes(estimate.optimizer_step.later_step_peak_bytes) if estimate.optimizer_step else "not known",
             format_bytes(static.optimizer_state_host_bytes),
-            f"{estimate.bytes_per_parameter:.2f}",
         )
     parts = (*_heading(first), table, *_notes(estimates), *(_details(estimates) if details else ()))
-    return _render(parts, width=width, color=color)
+    return render_parts(parts, width=width, color=color)
 
 
 def _heading(estimate: Estimate) -> tuple[Text, ...]:
@@ -70,7 +70,7 @@ def _details(estimates: Estimates) -> Iterable[Table | Text]:
         yield Text(
             f"\nOptimizer state, {estimate.config.optimizer.name} ({estimate.optimizer.class_path})", style="bold"
         )
-        table = _table(("parameter", "entry", "shape", "dtype", "device", "bytes"))
+        table = plain_table(("parameter", "entry", "shape", "dtype", "device", "bytes"))
         for row in estimate.state_rows():
             table.add_row(row.parameter, row.name, str(list(row.shape)), row.dtype, row.device, f"{row.nbytes:,}")
         yield table
@@ -78,10 +78,10 @@ def _details(estimates: Estimates) -> Iterable[Table | Text]:
 
 def render_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None, color: bool) -> str:
     """Return a plain table: the first column to the left, numbers to the right."""
-    table = _table(columns)
+    table = plain_table(columns)
     for row in rows:
         table.add_row(*row)
-    return _render((table,), width=width, color=color)
+    return render_parts((table,), width=width, color=color)
 
 
 def render_facts(facts: Iterable[tuple[str, str]], *, width: int | None, color: bool) -> str:
@@ -92,17 +92,19 @@ def render_facts(facts: Iterable[tuple[str, str]], *, width: int | None, color: 
     for name, value in facts:
         if value:
             table.add_row(name, value)
-    return _render((table,), width=width, color=color)
+    return render_parts((table,), width=width, color=color)
 
 
-def _table(columns: Sequence[str]) -> Table:
+def plain_table(columns: Sequence[str]) -> Table:
+    """Return an empty table: the first column to the left, the others to the right."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
         table.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     return table
 
 
-def _render(parts: Iterable[Table | Text], *, width: int | None, color: bool) -> str:
+def render_parts(parts: Iterable[Table | Text], *, width: int | None, color: bool) -> str:
+    """Return tables and lines as text of at most `width` columns."""
     file = StringIO()
     console = Console(
         file=file,
