@@ -36,7 +36,7 @@ def _commands(block: str) -> list[str]:
 
 
 def _run(command: str) -> str:
-    words = shlex.split(command.removeprefix("$ ").replace("\\\n", " "))
+    words = shlex.split(command.removeprefix("$ ").removeprefix("pip install . && ").replace("\\\n", " "))
     if words[0] != "memsim":
         return ""
     process = subprocess.run(
