@@ -85,10 +85,20 @@ def _from_line(line: Facts) -> Facts:
     if "params_published" in line:
         kept["published"] = {
             "num_parameters": line["params_published"],
-            "match": line["published_match"],
+            "match": _match(line),
             "source": line["published_source"],
         }
     return kept
+
+
+def _match(line: Facts) -> str:
+    """Return how the published number relates to the count as loaded; a line compares it with the count as built."""
+    match = str(line["published_match"])
+    if "params_as_loaded" in line and match == "equal":
+        return "equal when lm_head is tied to the embedding, which the checkpoint does not do"
+    if match.startswith("plus the untied lm_head"):
+        return "equal as loaded: the checkpoint holds an lm_head of its own"
+    return match
 
 
 def _own_facts() -> Iterator[Facts]:

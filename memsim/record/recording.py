@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from memsim.errors import MemsimError
 from memsim.ledger import Category, Phase
-from memsim.step import AllocatorSettings, AllocatorStats, Holder, StepTrace, TraceDevice, TraceEvent
+from memsim.step import AllocatorSettings, AllocatorStats, Holder, OutOfMemory, StepTrace, TraceDevice, TraceEvent
 from memsim.units import KIB
 
 SCHEMA = 1
@@ -56,32 +56,6 @@ class _Life:
 
     def lives_at(self, position: int) -> bool:
         return self.born <= position and (self.freed is None or position <= self.freed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
-    """An allocation that failed."""
-
-    asked_bytes: int
-    """What was asked of the allocator."""
-    total_bytes: int
-    """Memory of the device."""
-    free_bytes: int
-    """What the device had left; cached blocks that did not fit are not in it."""
-    allocated_bytes: int
-    """What live tensors held."""
-    reserved_bytes: int
-    """What the allocator had got from the device."""
-    step: int
-    """Training step, from 1."""
-    phase: Phase
-    """What the program was doing."""
-    module: str
-    """Module whose `forward` asked for it; empty outside of any."""
-    line: str
-    """The user's line; empty in the threads of backward."""
-    library_line: str
-    """The innermost Python line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
