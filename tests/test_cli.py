@@ -20,7 +20,7 @@ def test_the_table_shows_the_published_figures_of_the_classifier(cli):
     # 65,783,042 x 4 B / 2**20 = 250.94 MiB, twice that for two moments, 104 steps of 4 B; 512 position ids of 8 B
     (row,) = [line for line in lines if line.startswith("adamw_torch ")]
     # On an accelerator AdamW takes its foreach form: one more copy of the parameters during step().
-    sizes = "250.94 MiB 4.00 KiB 250.94 MiB 501.88 MiB 1,003.77 MiB 250.94 MiB 416 B"
+    sizes = "250.94 MiB 4.00 KiB 250.94 MiB 501.88 MiB 1,003.77 MiB 16.00 250.94 MiB 416 B"
     assert row.split() == ["adamw_torch", *sizes.split()]
 
 

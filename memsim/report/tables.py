@@ -26,7 +26,17 @@ def render_estimates(
     """
     first = estimates[0]
     table = plain_table(
-        ("optimizer", "parameters", "buffers", "gradients", "state", "static total", "step() adds", "state on host")
+        (
+            "optimizer",
+            "parameters",
+            "buffers",
+            "gradients",
+            "state",
+            "static total",
+            "bytes/param",
+            "step() adds",
+            "on host",
+        )
     )
     for estimate in estimates:
         static = estimate.static
@@ -37,6 +47,7 @@ def render_estimates(
             format_bytes(static.gradient_bytes),
             format_bytes(static.optimizer_state_bytes),
             Text(format_bytes(static.device_bytes), style="bold"),
+            f"{estimate.bytes_per_parameter:.2f}",
             format_bytes(estimate.optimizer_step.later_step_peak_bytes) if estimate.optimizer_step else "not known",
             format_bytes(static.optimizer_state_host_bytes),
         )
