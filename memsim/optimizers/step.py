@@ -99,7 +99,14 @@ class Tape:
         first_key: key of the first event.
     """
 
-    def __init__(self, state: OptimizerState, *, first_step: bool, on_cpu: bool = False, first_key: int = 0) -> None:
+    def __init__(
+        self,
+        state: OptimizerState | None = None,
+        *,
+        first_step: bool = False,
+        on_cpu: bool = False,
+        first_key: int = 0,
+    ) -> None:
         self.events: list[StepEvent] = []
         self.first_step = first_step
         self.on_cpu = on_cpu
@@ -115,7 +122,7 @@ class Tape:
             of: only the entries of this parameter.
             name: only the entry of this name.
         """
-        if not self.first_step or self._state.optimizer.rule.created == "constructor":
+        if not self.first_step or self._state is None or self._state.optimizer.rule.created == "constructor":
             return
         each = self._state.by_parameter if of is None else ((of, self._entries[of.name]),)
         for parameter, entries in each:
@@ -125,6 +132,7 @@ class Tape:
 
     @cached_property
     def _entries(self) -> dict[str, Entries]:
+        assert self._state is not None
         return {parameter.name: entries for parameter, entries in self._state.by_parameter}
 
     def _create(self, parameter: str, entry: StateEntry) -> None:
@@ -179,6 +187,18 @@ Source = ParameterSpec | TensorSpec
 def scalar(dtype: str = "float32", device: Device = "device") -> TensorSpec:
     """Return a tensor of no dimensions."""
     return TensorSpec((), dtype, device)
+
+
+def by_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpec]]:
+    """Yield the parameters of each dtype, the dtype that comes up last first.
+
+    `_group_tensors_by_device_and_dtype` (torch/utils/_foreach_utils.py:44 @2.13.0) walks a C++ `unordered_map`, which
+    puts a new key in front: exact for two dtypes, an assumption for more.
+    """
+    groups: dict[str, list[ParameterSpec]] = {}
+    for p in parameters:
+        groups.setdefault(p.tensor.dtype, []).append(p)
+    yield from reversed(groups.values())
 
 
 class Frame:

@@ -9,9 +9,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like, step_tensor, tensor
-from memsim.optimizers.step import Frame, Tape, register_step, scalar
+from memsim.optimizers.step import Frame, Tape, by_dtype, register_step, scalar
 from memsim.optimizers.torch_optim.forms import TORCH
-from memsim.optimizers.torch_optim.tape import by_dtype, count_steps, negate_and_decay, negate_each
+from memsim.optimizers.torch_optim.tape import count_steps, negate_and_decay, negate_each
 from memsim.tensors import TensorSpec
 
 _ARGUMENTS = {

@@ -8,11 +8,10 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, register_step
+from memsim.optimizers.step import Tape, by_dtype, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
     ONE_MINUS_POWER,
-    by_dtype,
     count_steps,
     decay_each,
     form_of,

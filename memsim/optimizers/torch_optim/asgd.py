@@ -8,12 +8,11 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like, step_tensor
-from memsim.optimizers.step import Frame, Tape, register_step, scalar
+from memsim.optimizers.step import Frame, Tape, by_dtype, register_step, scalar
 from memsim.optimizers.torch_optim.forms import TORCH, chosen_form
 from memsim.optimizers.torch_optim.tape import (
     F32,
     QUOTIENT,
-    by_dtype,
     count_steps,
     form_of,
     negate_and_decay,

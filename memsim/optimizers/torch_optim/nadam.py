@@ -8,12 +8,11 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, Tape, register_step
+from memsim.optimizers.step import Frame, Tape, by_dtype, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
     F32,
     ONE_MINUS_POWER,
-    by_dtype,
     count_steps,
     decay_each,
     form_of,

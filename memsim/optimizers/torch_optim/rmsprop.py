@@ -8,9 +8,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, register_step
+from memsim.optimizers.step import Tape, by_dtype, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
-from memsim.optimizers.torch_optim.tape import by_dtype, count_steps, decay_each, form_of, negate_and_decay, negate_each
+from memsim.optimizers.torch_optim.tape import count_steps, decay_each, form_of, negate_and_decay, negate_each
 
 _ARGUMENTS = {
     "lr": 1e-2,

@@ -8,16 +8,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, Tape, register_step
+from memsim.optimizers.step import Frame, Tape, by_dtype, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
-from memsim.optimizers.torch_optim.tape import (
-    assign_where,
-    by_dtype,
-    count_steps,
-    form_of,
-    negate_and_decay,
-    where_number,
-)
+from memsim.optimizers.torch_optim.tape import assign_where, count_steps, form_of, negate_and_decay, where_number
 
 _ARGUMENTS = {
     "lr": 1e-2,

@@ -9,9 +9,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, register_step
+from memsim.optimizers.step import Tape, by_dtype, register_step
 from memsim.optimizers.torch_optim.forms import TORCH, chosen_form
-from memsim.optimizers.torch_optim.tape import by_dtype, decay_each, form_of, negate_and_decay, negate_each
+from memsim.optimizers.torch_optim.tape import decay_each, form_of, negate_and_decay, negate_each
 
 _ARGUMENTS = {
     "lr": 1e-3,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from memsim.model import ParameterSpec
@@ -23,20 +23,11 @@ ONE_MINUS_POWER = (F32, F32)
 
 
 def form_of(tape: Tape, args: Arguments) -> Form:
-    """Return the form of `step()`; where the arguments leave it open it is foreach, and for-loop on the CPU."""
-    return chosen_form(args, default="for-loop" if tape.on_cpu else "foreach")
+    """Return the form of `step()`; where the arguments leave it open it is foreach, and for-loop on the CPU.
 
-
-def by_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpec]]:
-    """Yield the parameters of each dtype, the dtype that comes up last first.
-
-    `_group_tensors_by_device_and_dtype` (torch/utils/_foreach_utils.py:44 @2.13.0) walks a C++ `unordered_map`, which
-    puts a new key in front: exact for two dtypes, an assumption for more.
+    PyTorch also falls back to the for-loop if one of the parameters is of a tensor subclass, which is not seen here.
     """
-    groups: dict[str, list[ParameterSpec]] = {}
-    for p in parameters:
-        groups.setdefault(p.tensor.dtype, []).append(p)
-    yield from reversed(groups.values())
+    return chosen_form(args, default="for-loop" if tape.on_cpu else "foreach")
 
 
 def scalars(group: Sequence[ParameterSpec]) -> list[TensorSpec]:
