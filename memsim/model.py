@@ -26,6 +26,13 @@ class ParameterSpec:
     module_class: str = ""
     """`torch.nn` class that owns it (`Linear`, `Embedding`, ...; the nearest `torch.nn` ancestor), else the model's own
     class name (`LlamaRMSNorm`); empty where it is not known."""
+    tied_classes: tuple[str, ...] = ()
+    """The same of the modules that hold it under its other names; `ParameterTable.unique` fills it in."""
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether a `torch.nn.Embedding` holds it under any of its names."""
+        return self.module_class == "Embedding" or "Embedding" in self.tied_classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +59,20 @@ class ParameterTable:
     @property
     def unique(self) -> tuple[ParameterSpec, ...]:
         """Parameters with a storage of their own: what `named_parameters()` yields by default."""
-        return tuple(p for p in self.parameters if p.tied_to is None)
+        classes: dict[str, tuple[str, ...]] = {}
+        for p in self.parameters:
+            if p.tied_to is not None:
+                classes[p.tied_to] = (*classes.get(p.tied_to, ()), p.module_class)
+        return tuple(
+            replace(p, tied_classes=classes[p.name]) if p.name in classes else p
+            for p in self.parameters
+            if p.tied_to is None
+        )
 
     @property
     def trainable(self) -> tuple[ParameterSpec, ...]:
         """Unique parameters that require a gradient: what an optimizer gets."""
-        return tuple(p for p in self.parameters if p.tied_to is None and p.requires_grad)
+        return tuple(p for p in self.unique if p.requires_grad)
 
     @property
     def num_parameters(self) -> int:

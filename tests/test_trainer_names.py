@@ -13,11 +13,19 @@ import bitsandbytes as bnb
 import optimizer_oracle as oracle
 import pytest
 import torch
-from transformers import DistilBertConfig, DistilBertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+)
 from transformers.training_args import OptimizerNames
 
 from memsim.errors import UnknownNameError, UsageError
-from memsim.optimizers import names, resolve_optimizer
+from memsim.optimizers import derive_state, names, resolve_optimizer
+from memsim.record.meta import table_from_module
 
 TRAINER_NAMES = sorted(name.value for name in OptimizerNames)
 # What the Trainer itself raises: these need hardware or packages that no pip index has, or are refused everywhere.
@@ -55,7 +63,7 @@ def model() -> torch.nn.Module:
 def make_trainer(model, tmp_path, monkeypatch):
     """Return a real Trainer with its optimizer; skip by name where the package is not installed."""
 
-    def make(name: str) -> Trainer:
+    def make(name: str, model: torch.nn.Module = model) -> Trainer:
         # AdaLomo's constructor and GaLore's 8-bit step call these without asking whether there is a GPU.
         monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -118,6 +126,22 @@ def test_state_after_two_steps_is_the_predicted_one(name, model, make_trainer):
     trained = {n: p for n, p in parameters.items() if p.requires_grad}
     step_twice(optimizer, trained)
     oracle.assert_state_equals(name, {}, live_state(optimizer, trained), parameters, module_classes(model))
+
+
+def test_an_embedding_is_kept_in_32_bits_when_its_first_name_is_that_of_the_head(make_trainer):
+    """XLM-RoBERTa's `named_parameters()` lists the tied weight as the decoder of the head only."""
+    config = XLMRobertaConfig(
+        vocab_size=200, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = XLMRobertaForMaskedLM(config)
+    parameters = dict(model.named_parameters())
+    assert "lm_head.decoder.weight" in parameters
+    optimizer = make_trainer("adamw_bnb_8bit", model).optimizer
+    oracle.step_twice(optimizer, parameters)
+    table = table_from_module(model)
+    predicted = derive_state(resolve_optimizer("adamw_bnb_8bit"), table.trainable)
+    oracle.assert_same(oracle.real_state(optimizer, parameters), predicted)
+    assert optimizer.state[parameters["lm_head.decoder.weight"]]["state1"].dtype == torch.float32
 
 
 def step_twice(optimizer: torch.optim.Optimizer, trained: dict[str, torch.nn.Parameter]) -> None:

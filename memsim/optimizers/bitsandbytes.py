@@ -87,7 +87,7 @@ def _is_eight_bit(form: _Form, parameter: ParameterSpec, args: Arguments) -> boo
     bits = args["optim_bits"] if form.bits == "argument" else form.bits
     if bits == 32 or parameter.tensor.numel < args["min_8bit_size"]:
         return False
-    return not (args["embeddings_in_32bit"] and parameter.module_class == "Embedding")
+    return not (args["embeddings_in_32bit"] and parameter.is_embedding)
 
 
 def _moment(form: _Form, number: int, parameter: ParameterSpec, args: Arguments, eight_bit: bool) -> StateEntry:

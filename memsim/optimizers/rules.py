@@ -38,7 +38,7 @@ class StateEntry:
 
 Entries = tuple[StateEntry, ...]
 ParameterRule = Callable[[ParameterSpec, Arguments], Entries]
-"""Entries of one parameter; depends on its tensor and module class only, unless the rule says `by_name`."""
+"""Entries of one parameter; depends on its tensor and modules' classes only, unless the rule says `by_name`."""
 GroupRule = Callable[[Sequence[ParameterSpec], Arguments], Iterable[tuple[ParameterSpec, Entries]]]
 """Entries of all parameters together, for optimizers whose state is not per parameter (LBFGS)."""
 

@@ -117,10 +117,10 @@ def derive_state(optimizer: ResolvedOptimizer, parameters: Sequence[ParameterSpe
     each = cast("ParameterRule", rule.state)
     if rule.by_name:
         return OptimizerState(optimizer, tuple((p, each(p, optimizer.args)) for p in parameters))
-    kinds: dict[tuple[TensorSpec, str], Entries] = {}
+    kinds: dict[tuple[TensorSpec, str, bool], Entries] = {}
     result = []
     for parameter in parameters:
-        kind = (parameter.tensor, parameter.module_class)
+        kind = (parameter.tensor, parameter.module_class, parameter.is_embedding)
         entries = kinds.get(kind)
         if entries is None:
             entries = kinds[kind] = each(parameter, optimizer.args)
