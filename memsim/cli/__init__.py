@@ -13,7 +13,10 @@ from memsim.errors import MemsimError
 
 _COMMANDS = {
     "catalog": "memsim.cli.catalog",
+    "dry-run": "memsim.cli.dry_run",
     "estimate": "memsim.cli.estimate",
+    "gpus": "memsim.cli.gpus",
+    "imaginary-gpu": "memsim.cli.imaginary_gpu",
     "optimizers": "memsim.cli.optimizers",
     "report": "memsim.cli.report",
 }
