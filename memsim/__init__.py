@@ -13,13 +13,16 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
+    from memsim.dry_run.result import DryRun
     from memsim.errors import MemsimError
     from memsim.estimator import compare, estimate
     from memsim.live import compute_optimizer_size
     from memsim.optimizers.standalone import optimizer_state
-    from memsim.results import Estimate, Estimates, load
+    from memsim.results import Estimate, Estimates
+    from memsim.saved import load
 
 _HOMES = {
+    "DryRun": "memsim.dry_run.result",
     "Estimate": "memsim.results",
     "Estimates": "memsim.results",
     "MemsimError": "memsim.errors",
@@ -29,11 +32,12 @@ _HOMES = {
     "compare": "memsim.estimator",
     "compute_optimizer_size": "memsim.live",
     "estimate": "memsim.estimator",
-    "load": "memsim.results",
+    "load": "memsim.saved",
     "optimizer_state": "memsim.optimizers.standalone",
 }
 
 __all__ = [
+    "DryRun",
     "Estimate",
     "Estimates",
     "MemsimError",

@@ -251,26 +251,15 @@ def _detail_rows(estimate: Estimate) -> Iterator[dict[str, Any]]:
         }
 
 
-def load(path: str | Path) -> Estimate | Estimates:
-    """Read back what `save` wrote.
+def estimates_of(data: Mapping[str, Any]) -> Estimate | Estimates:
+    """Return the estimate, or the estimates, that `to_dict` gave.
 
     Raises:
-        OutputError: there is no such file, or it does not hold a result of this schema.
+        KeyError, TypeError, ValueError, AttributeError: it is not such an object.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OutputError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise OutputError(f"{str(path)!r} is not JSON ({error}): give a file that memsim saved.") from error
-    try:
-        if data["schema"] != SCHEMA:
-            raise OutputError(f"{str(path)!r} has schema {data['schema']!r}; this memsim reads schema {SCHEMA}.")
-        if "results" in data:
-            return Estimates(tuple(_estimate_of(item) for item in data["results"]))
-        return _estimate_of(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error!r} is missing or wrong.") from error
+    if "results" in data:
+        return Estimates(tuple(_estimate_of(item) for item in data["results"]))
+    return _estimate_of(data)
 
 
 def _estimate_of(data: Mapping[str, Any]) -> Estimate:

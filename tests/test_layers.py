@@ -16,6 +16,8 @@ ORDER = (
     ("imaginary_gpu", "record"),
     ("resolve", "live", "built_optimizer", "report.frames"),
     ("results",),
+    ("dry_run.result", "snapshot"),
+    ("saved",),
     ("estimator", "dry_run", "snapshot", "report"),
     ("cli",),
 )

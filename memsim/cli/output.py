@@ -37,6 +37,7 @@ class Output:
         table: Callable[[int | None, bool], str],
         data: Callable[[], Any],
         frame: Callable[[], pd.DataFrame],
+        snapshot: Callable[[], bytes] | None = None,
     ) -> None:
         """Render the result in the asked format and write it.
 
@@ -44,12 +45,20 @@ class Output:
             table: makes the text for people, from a width in columns (`None`: unlimited) and whether to colour it.
             data: makes the JSON object.
             frame: makes the DataFrame for every other format.
+            snapshot: makes the file for PyTorch's memory viewer; `None` where there are no events to view.
+
+        Raises:
+            UsageError: a snapshot was asked of a result that has no events.
         """
         content: str | bytes
         if self.file_format == "table":
             content = table(*self._terminal())
         elif self.file_format == "json":
             content = render_json(data())
+        elif self.file_format == "snapshot":
+            if snapshot is None:
+                raise UsageError("a .pickle snapshot shows the events of a dry run; this result has none.")
+            content = snapshot()
         else:
             content = render_frame(frame(), self.file_format)
         if self.path is not None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import click
 
+from memsim.cli.dry_run import write_dry_run
 from memsim.cli.output import Output, output_options
+from memsim.dry_run.result import DryRun
 from memsim.report.tables import render_estimates
-from memsim.results import Estimates, load
+from memsim.results import Estimates
+from memsim.saved import load
 
 
 @click.command("report", short_help="Render a saved result again.")
 @click.argument("file", type=click.Path())
-@click.option("--details", is_flag=True, help="List every state entry of every parameter.")
+@click.option("--details", is_flag=True, help="List every state entry of every parameter, or every large tensor.")
 @output_options
 def command(*, file: str, details: bool, output: Output) -> None:
     """Render FILE, a result that memsim saved as JSON, in another format."""
     result = load(file)
+    if isinstance(result, DryRun):
+        write_dry_run(result, output, details=details)
+        return
     estimates = result if isinstance(result, Estimates) else Estimates((result,))
     output.write(
         table=lambda width, color: render_estimates(estimates, details=details, width=width, color=color),

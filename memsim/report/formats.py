@@ -25,7 +25,9 @@ SUFFIXES = {
     ".htm": "html",
     ".xlsx": "xlsx",
     ".txt": "table",
+    ".pickle": "snapshot",
 }
+"""Format by suffix; `snapshot`, for pytorch.org/memory_viz, is only there for results that hold events."""
 
 
 def format_of_suffix(suffix: str) -> str:

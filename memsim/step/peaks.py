@@ -85,14 +85,6 @@ class Occupancy:
     held: tuple[HeldTensor, ...]
     """Everything alive at the peak, largest first."""
 
-    @property
-    def by_category(self) -> dict[str, int]:
-        """Allocated bytes per category at the peak, largest first."""
-        totals: Counter[str] = Counter()
-        for tensor in self.held:
-            totals[tensor.holder.category.value] += tensor.allocated_bytes
-        return dict(totals.most_common())
-
 
 @dataclass(slots=True)
 class _Running:
@@ -139,7 +131,7 @@ def occupancy(trace: StepTrace) -> Occupancy:
         phase=at_peak.phase if at_peak else Phase.LOAD,
         event_index=peak_index,
         phases=tuple(_phase_peak(step, phase, state) for (step, phase), state in running.items()),
-        held=_held(trace, peak_index),
+        held=held_at(trace, peak_index),
     )
 
 
@@ -155,9 +147,10 @@ def _phase_peak(step: int, phase: Phase, state: _Running) -> PhasePeak:
     )
 
 
-def _held(trace: StepTrace, peak_index: int) -> tuple[HeldTensor, ...]:
+def held_at(trace: StepTrace, event_index: int) -> tuple[HeldTensor, ...]:
+    """Return everything that is alive after an event, largest first."""
     replay = BlockReplay(trace.settings)
-    for event in trace.events[: peak_index + 1]:
+    for event in trace.events[: event_index + 1]:
         replay.apply(event)
     tensors = [tensor for block in replay.live_blocks() if (tensor := _held_tensor(block)) is not None]
     return tuple(sorted(tensors, key=lambda tensor: -tensor.allocated_bytes))
@@ -167,6 +160,14 @@ def _held_tensor(block: Block) -> HeldTensor | None:
     if block.event is None or block.event.holder is None:
         return None
     return HeldTensor(allocated_bytes=block.nbytes, requested_bytes=block.requested_bytes, holder=block.event.holder)
+
+
+def by_category(held: Iterable[HeldTensor]) -> dict[str, int]:
+    """Return the allocated bytes of each category, largest first."""
+    totals: Counter[str] = Counter()
+    for tensor in held:
+        totals[tensor.holder.category.value] += tensor.allocated_bytes
+    return dict(totals.most_common())
 
 
 def by_module(held: Iterable[HeldTensor]) -> tuple[ModuleMemory, ...]:

@@ -72,6 +72,37 @@ class TraceEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """An allocation that failed."""
+
+    asked_bytes: int
+    """What was asked of the allocator."""
+    total_bytes: int
+    """Memory of the device."""
+    free_bytes: int
+    """What the device had left; cached blocks that did not fit are not in it."""
+    allocated_bytes: int
+    """What live tensors held."""
+    reserved_bytes: int
+    """What the allocator had got from the device."""
+    step: int
+    """Training step, from 1."""
+    phase: Phase
+    """What the program was doing."""
+    module: str
+    """Module whose `forward` asked for it; empty outside of any."""
+    line: str
+    """The user's line; empty in the threads of backward."""
+    library_line: str
+    """The innermost Python line."""
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """What was missing at this moment; what would have followed is not in it."""
+        return max(self.asked_bytes - self.free_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceDevice:
     """Where a trace was recorded."""
 

@@ -1,0 +1,88 @@
+"""`memsim dry-run [--gpu NAME] -- COMMAND...`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from click.shell_completion import CompletionItem
+
+from memsim.cli.output import Output, output_options
+from memsim.dry_run.result import DryRun
+from memsim.errors import MemsimError
+from memsim.report.dry_run import render_dry_run
+
+_DOES_NOT_FIT = 3
+
+
+def _complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from memsim.gpus import all_gpus
+
+    names = [name for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)]
+    return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
+
+
+@click.command(
+    "dry-run",
+    short_help="Run any training command on an imaginary GPU.",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+)
+@click.option(
+    "--gpu",
+    metavar="NAME|SIZE",
+    shell_complete=_complete_gpu,
+    help="GPU to imagine: a name ('RTX 4090', see 'memsim gpus') or a memory size (24GiB) [default: A100, 80 GB].",
+)
+@click.option("--steps", type=int, default=3, show_default=True, metavar="N", help="Optimizer steps; 0: to the end.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="End the command after this time.")
+@click.option("--fits", is_flag=True, help="Exit with 3 if memory ran out, even where the command went on.")
+@click.option("--details", is_flag=True, help="Keep every event of the allocator in the JSON.")
+@output_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *,
+    gpu: str | None,
+    steps: int,
+    timeout: float | None,
+    fits: bool,
+    details: bool,
+    output: Output,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND, unmodified, on a GPU that does not exist, and tell what its memory would have held.
+
+    Everything the command prints passes through. After --steps optimizer steps it is ended as sys.exit(0) would end
+    it. -o FILE.pickle writes a snapshot for pytorch.org/memory_viz. Exit code 3: it ran out of memory.
+    """
+    from memsim.dry_run.run import DEFAULT_GPU, Limits, run
+
+    limits = Limits(max_steps=steps, timeout_seconds=timeout)
+    if gpu is None and not output.quiet:
+        click.echo(f"memsim: no --gpu given, imagining the {DEFAULT_GPU} with 80 GB.", err=True)
+    result = run(command, gpu=gpu or DEFAULT_GPU, limits=limits)
+    sys.stdout.flush()
+    write_dry_run(result, output, details=details)
+    _exit(result, fits=fits)
+
+
+def write_dry_run(result: DryRun, output: Output, *, details: bool) -> None:
+    """Write a dry run in the asked format; `.pickle` is a snapshot for PyTorch's memory viewer."""
+    from memsim.snapshot import snapshot_bytes
+
+    output.write(
+        table=lambda width, color: render_dry_run(result, width=width, color=color),
+        data=lambda: result.to_dict(details=details),
+        frame=lambda: result.to_frame(details=details),
+        snapshot=lambda: snapshot_bytes(result.whole_trace()),
+    )
+
+
+def _exit(result: DryRun, *, fits: bool) -> None:
+    from memsim.dry_run.run import exit_text
+
+    if result.ending == "out_of_memory" or (fits and not result.fits):
+        sys.exit(_DOES_NOT_FIT)
+    if result.ending == "failed":
+        raise MemsimError(f"the command failed ({exit_text(result.exit_code)}); the figures end where it did.")
+    if result.ending == "timed_out":
+        raise MemsimError("the command's time was up; the figures end there. Give it more with --timeout.")

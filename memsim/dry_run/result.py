@@ -1,0 +1,252 @@
+"""What a dry run found: frozen data that saves to JSON, loads back and becomes a DataFrame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from memsim.errors import OutputError
+from memsim.files import write_new
+from memsim.ledger import Category, Phase
+from memsim.report.frames import frame_of
+from memsim.results import Unmodeled
+from memsim.step import Holder, OutOfMemory, StepTrace, TraceDevice, trace_of
+from memsim.step.peaks import HeldTensor, ModuleMemory, PhasePeak
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+KIND = "dry_run"
+
+Ending = Literal["stopped", "finished", "out_of_memory", "failed", "timed_out"]
+"""`stopped`: ended by memsim after the asked steps; `finished`: the command came to its own end with exit code 0."""
+
+Moment = Literal["peak", "out_of_memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The most memory of a run; every figure is a maximum of its own."""
+
+    step: int
+    """Step of the peak of allocated bytes, from 1."""
+    phase: Phase
+    """Phase of the peak of allocated bytes."""
+    requested_bytes: int
+    """Most that live tensors asked for."""
+    allocated_bytes: int
+    """Most that they took, rounded to blocks: `torch.cuda.max_memory_allocated()`."""
+    reserved_bytes: int
+    """Most that the allocator held of the device: `torch.cuda.max_memory_reserved()`."""
+    device_bytes: int
+    """What nvidia-smi would show beside the CUDA context."""
+    by_category: dict[str, int]
+    """Allocated bytes per category at the peak of allocated bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Who held memory at one moment."""
+
+    moment: Moment
+    """The peak, or the failed allocation that ended the run."""
+    allocated_bytes: int
+    """Bytes of all live blocks at that moment."""
+    by_category: dict[str, int]
+    """The same per category; they add up to it."""
+    modules: tuple[ModuleMemory, ...]
+    """The same per kind of module, equal layers folded; they add up to it."""
+    tensors: tuple[HeldTensor, ...]
+    """The ten largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """The memory of a command that ran on an imaginary GPU."""
+
+    memsim_version: str
+    """Version that made it."""
+    command: tuple[str, ...]
+    """The command and its arguments."""
+    device: TraceDevice
+    """The imaginary GPU and the torch that ran on it."""
+    ending: Ending
+    """How the command ended."""
+    exit_code: int
+    """Its exit code; negative: the signal that ended it."""
+    num_steps: int
+    """Optimizer steps that were completed."""
+    peak: Peak
+    """The most memory."""
+    held: Held
+    """Whose it was: at the peak, or when memory ran out."""
+    phases: tuple[PhasePeak, ...]
+    """Every phase of every step, in order."""
+    oom: OutOfMemory | None
+    """The last allocation that failed, if any did."""
+    num_ooms: int
+    """How many allocations failed; a program may catch the error and go on."""
+    advice: tuple[str, ...]
+    """What to change first where memory ran out, in sentences."""
+    assumptions: tuple[str, ...]
+    """What was assumed, in sentences."""
+    unmodeled: tuple[Unmodeled, ...]
+    """What takes memory and is in none of the figures."""
+    trace: StepTrace | None
+    """Every event; `None` where the result was saved without it."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether no allocation failed."""
+        return self.num_ooms == 0
+
+    @property
+    def growth_bytes(self) -> int | None:
+        """What the last complete step left behind beyond the one before it; `None` before the third step.
+
+        The first step creates the optimizer's state, so the second is the first to compare with.
+        """
+        ends = [phase for phase in self.phases if phase.phase is Phase.OPTIMIZER_STEP and phase.step >= 2]
+        return ends[-1].end_allocated_bytes - ends[-2].end_allocated_bytes if len(ends) >= 2 else None
+
+    def to_dict(self, *, details: bool = False) -> dict[str, Any]:
+        """Return the JSON object, with every event of the allocator if `details`."""
+        data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": KIND,
+            "memsim_version": self.memsim_version,
+            "command": list(self.command),
+            "device": asdict(self.device),
+            "ending": self.ending,
+            "exit_code": self.exit_code,
+            "num_steps": self.num_steps,
+            "peak": _plain(asdict(self.peak)),
+            "held": _plain(asdict(self.held)),
+            "phases": [_plain(asdict(phase)) for phase in self.phases],
+            "oom": _plain(asdict(self.oom)) if self.oom is not None else None,
+            "num_ooms": self.num_ooms,
+            "advice": list(self.advice),
+            "assumptions": list(self.assumptions),
+            "unmodeled": [asdict(item) for item in self.unmodeled],
+        }
+        if details:
+            data["trace"] = self.whole_trace().to_dict()
+        return data
+
+    def whole_trace(self) -> StepTrace:
+        """Return every event.
+
+        Raises:
+            OutputError: the result was read from a file that does not have them.
+        """
+        if self.trace is None:
+            raise OutputError("this dry run was saved without its events: make it again with --details, or in Python.")
+        return self.trace
+
+    def to_frame(self, *, details: bool = False) -> pd.DataFrame:
+        """Return one row per step and phase, or one row per large tensor if `details`."""
+        return frame_of([*map(_tensor_row, self.held.tensors)] if details else [*map(_phase_row, self.phases)])
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the result, with every event, as JSON that `memsim.load` reads.
+
+        Raises:
+            OutputError: the file exists and `force` is not set, is a folder, or cannot be written.
+        """
+        write_new(path, json.dumps(self.to_dict(details=self.trace is not None)), force=force)
+
+
+def dry_run_of(data: Mapping[str, Any]) -> DryRun:
+    """Return the result that `DryRun.to_dict` gave.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not such an object.
+    """
+    if data["ending"] not in get_args(Ending):
+        raise ValueError(data["ending"])
+    trace = data.get("trace")
+    return DryRun(
+        memsim_version=data["memsim_version"],
+        command=tuple(data["command"]),
+        device=TraceDevice(**data["device"]),
+        ending=data["ending"],
+        exit_code=data["exit_code"],
+        num_steps=data["num_steps"],
+        peak=Peak(**_with_phase(data["peak"])),
+        held=_held_of(data["held"]),
+        phases=tuple(PhasePeak(**_with_phase(phase)) for phase in data["phases"]),
+        oom=OutOfMemory(**_with_phase(data["oom"])) if data["oom"] is not None else None,
+        num_ooms=data["num_ooms"],
+        advice=tuple(data["advice"]),
+        assumptions=tuple(data["assumptions"]),
+        unmodeled=tuple(Unmodeled(**item) for item in data["unmodeled"]),
+        trace=trace_of(trace) if trace is not None else None,
+    )
+
+
+def _held_of(data: Mapping[str, Any]) -> Held:
+    return Held(
+        moment=data["moment"],
+        allocated_bytes=data["allocated_bytes"],
+        by_category=dict(data["by_category"]),
+        modules=tuple(ModuleMemory(**item) for item in data["modules"]),
+        tensors=tuple(
+            HeldTensor(
+                allocated_bytes=item["allocated_bytes"],
+                requested_bytes=item["requested_bytes"],
+                holder=_holder_of(item["holder"]),
+            )
+            for item in data["tensors"]
+        ),
+    )
+
+
+def _holder_of(data: Mapping[str, Any]) -> Holder:
+    shape = data["shape"]
+    return Holder(
+        **{**data, "category": Category(data["category"]), "shape": tuple(shape) if shape is not None else None}
+    )
+
+
+def _with_phase(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {**data, "phase": Phase(data["phase"])}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of JSON's own types: words for enumerations, lists for tuples."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, (Category, Phase)) else value
+
+
+def _phase_row(phase: PhasePeak) -> dict[str, Any]:
+    return {
+        "step": phase.step,
+        "phase": phase.phase.value,
+        "peak_allocated_bytes": phase.peak_allocated_bytes,
+        "end_allocated_bytes": phase.end_allocated_bytes,
+        "peak_reserved_bytes": phase.peak_reserved_bytes,
+        **{f"{category.value}_bytes": phase.by_category.get(category.value, 0) for category in Category},
+    }
+
+
+def _tensor_row(tensor: HeldTensor) -> dict[str, Any]:
+    holder = tensor.holder
+    return {
+        "allocated_bytes": tensor.allocated_bytes,
+        "requested_bytes": tensor.requested_bytes,
+        "category": holder.category.value,
+        "name": holder.name,
+        "module": holder.module,
+        "op": holder.op,
+        "shape": list(holder.shape) if holder.shape is not None else None,
+        "dtype": holder.dtype,
+        "line": holder.line,
+        "library_line": holder.library_line,
+    }

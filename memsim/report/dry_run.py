@@ -1,0 +1,138 @@
+"""A dry run as text: how it ended, what held the memory, and the peaks of its phases."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from memsim.dry_run.result import DryRun
+from memsim.report.tables import plain_table, render_parts
+from memsim.step import OutOfMemory
+from memsim.step.peaks import HeldTensor
+from memsim.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_NUM_MODULES = 12
+_ENDINGS = {
+    "stopped": "ended by memsim after {steps}",
+    "finished": "came to its end after {steps}",
+    "out_of_memory": "ran out of memory after {steps}",
+    "failed": "failed after {steps} (exit code {code})",
+    "timed_out": "was ended when its time was up, after {steps}",
+}
+
+
+def render_dry_run(run: DryRun, *, width: int | None = None, color: bool = False) -> str:
+    """Return the peaks, who held them, the ten largest tensors, every phase, and what was assumed."""
+    parts: tuple[Table | Text, ...] = (*_heading(run), *_failure(run), *_holders(run), *_phases(run), *_notes(run))
+    return render_parts(parts, width=width, color=color)
+
+
+def _heading(run: DryRun) -> Iterator[Text]:
+    device, peak = run.device, run.peak
+    steps = f"{run.num_steps} optimizer step{'' if run.num_steps == 1 else 's'}"
+    yield Text(shlex.join(run.command), style="bold")
+    yield Text(_ENDINGS[run.ending].format(steps=steps, code=run.exit_code))
+    yield Text(
+        f"imaginary {device.name}, {format_bytes(device.total_bytes)}, compute capability "
+        f"{device.compute_capability}; torch {device.torch_version}\n"
+    )
+    share = f"{peak.device_bytes / device.total_bytes:.1%} of the GPU"
+    yield Text(f"peak allocated  {format_bytes(peak.allocated_bytes)}  (step {peak.step}, {peak.phase.value})")
+    yield Text(f"peak reserved   {format_bytes(peak.reserved_bytes)}  ({share}; nvidia-smi adds the CUDA context)")
+    growth = run.growth_bytes
+    if growth:
+        yield Text(f"each step       {growth:+,} B left behind by the last one: later steps would take more")
+
+
+def _failure(run: DryRun) -> Iterator[Text]:
+    oom = run.oom
+    if oom is None:
+        return
+    if run.ending != "out_of_memory":
+        times = "once" if run.num_ooms == 1 else f"{run.num_ooms} times"
+        yield Text(f"\nRan out of memory {times}, and went on", style="bold yellow")
+    else:
+        yield Text("\nOut of memory", style="bold red")
+    yield from _oom_lines(oom)
+    for index, sentence in enumerate(run.advice):
+        yield Text(f"  {'change first' if index == 0 else '            '}  {sentence}")
+
+
+def _oom_lines(oom: OutOfMemory) -> Iterator[Text]:
+    where = f"step {oom.step}, {oom.phase.value}{f', {oom.module}' if oom.module else ''}"
+    yield Text(f"  asked         {format_bytes(oom.asked_bytes)} in {where}")
+    yield Text(
+        f"  free          {format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)}: "
+        f"{format_bytes(oom.shortfall_bytes)} short at this moment"
+    )
+    cached = oom.reserved_bytes - oom.allocated_bytes
+    yield Text(f"  held          {format_bytes(oom.allocated_bytes)} in tensors, {format_bytes(cached)} in the cache")
+    if oom.line or oom.library_line:
+        yield Text(f"  line          {oom.line or oom.library_line}")
+
+
+def _holders(run: DryRun) -> Iterable[Table | Text]:
+    held = run.held
+    moment = "at the peak" if held.moment == "peak" else "when memory ran out"
+    yield Text(f"\nWhat held memory {moment}", style="bold")
+    table = plain_table(("category", "bytes", "share"))
+    for name, nbytes in held.by_category.items():
+        table.add_row(name, format_bytes(nbytes), _share(nbytes, held.allocated_bytes))
+    yield table
+    yield Text("\nBy module", style="bold")
+    table = plain_table(("module", "bytes", "share", "mostly"))
+    for row in held.modules[:_NUM_MODULES]:
+        name = f"{row.num_modules} x {row.module}" if row.num_modules > 1 else row.module
+        most = next(iter(row.by_category), "")
+        table.add_row(name, format_bytes(row.allocated_bytes), _share(row.allocated_bytes, held.allocated_bytes), most)
+    rest = held.modules[_NUM_MODULES:]
+    if rest:
+        nbytes = sum(row.allocated_bytes for row in rest)
+        table.add_row(f"{len(rest)} more", format_bytes(nbytes), _share(nbytes, held.allocated_bytes), "")
+    yield table
+    yield Text("\nLargest tensors", style="bold")
+    table = plain_table(("tensor", "bytes", "category", "shape", "dtype", "line"))
+    for tensor in held.tensors:
+        table.add_row(*_tensor_row(tensor))
+    yield table
+
+
+def _tensor_row(tensor: HeldTensor) -> tuple[str, ...]:
+    holder = tensor.holder
+    shape = str(list(holder.shape)) if holder.shape is not None else "not seen"
+    name = holder.name or " ".join(filter(None, (holder.module, holder.op))) or "in backward, outside Python"
+    line = holder.line or holder.library_line or "-"
+    return name, format_bytes(tensor.allocated_bytes), holder.category.value, shape, holder.dtype or "-", line
+
+
+def _phases(run: DryRun) -> Iterable[Table | Text]:
+    yield Text("\nPhases", style="bold")
+    table = plain_table(("phase", "step", "peak allocated", "at its end", "peak reserved", "mostly"))
+    for phase in run.phases:
+        most = next(iter(phase.by_category), "")
+        table.add_row(
+            phase.phase.value,
+            str(phase.step),
+            format_bytes(phase.peak_allocated_bytes),
+            format_bytes(phase.end_allocated_bytes),
+            format_bytes(phase.peak_reserved_bytes),
+            most,
+        )
+    yield table
+
+
+def _notes(run: DryRun) -> Iterator[Text]:
+    yield Text("\nAssumed", style="bold")
+    yield from (Text(f"  - {sentence}") for sentence in run.assumptions)
+    yield Text("\nNot in these figures", style="bold yellow")
+    yield from (Text(f"  - {gap.what} ({gap.where}): {gap.reason}") for gap in run.unmodeled)
+
+
+def _share(nbytes: int, total: int) -> str:
+    return f"{nbytes / total:.1%}" if total else "-"

@@ -1,0 +1,31 @@
+"""Reading back whatever memsim saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from memsim.dry_run.result import KIND as DRY_RUN
+from memsim.dry_run.result import DryRun, dry_run_of
+from memsim.errors import OutputError
+from memsim.results import SCHEMA, Estimate, Estimates, estimates_of
+
+
+def load(path: str | Path) -> Estimate | Estimates | DryRun:
+    """Read back what `save` wrote.
+
+    Raises:
+        OutputError: there is no such file, or it does not hold a result of this schema.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OutputError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise OutputError(f"{str(path)!r} is not JSON ({error}): give a file that memsim saved.") from error
+    try:
+        if data["schema"] != SCHEMA:
+            raise OutputError(f"{str(path)!r} has schema {data['schema']!r}; this memsim reads schema {SCHEMA}.")
+        return dry_run_of(data) if data.get("kind") == DRY_RUN else estimates_of(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error!r} is missing or wrong.") from error
