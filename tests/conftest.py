@@ -15,6 +15,13 @@ SHARED = ROOT.parent / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder ../shared is not there")
 
 
+@pytest.fixture(autouse=True)
+def _bitsandbytes_without_overrides():
+    """Forget overrides of other tests: bitsandbytes keeps them per process, by position and `id(parameter)`."""
+    if "bitsandbytes" in sys.modules:
+        sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
+
+
 class Result(NamedTuple):
     """What a command printed and returned."""
 

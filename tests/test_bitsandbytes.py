@@ -37,12 +37,6 @@ WITHOUT_STEP = [name for name in CLASSES if "AdEMAMix" in name and ("Paged" in n
 PAGED = [name for name in CLASSES if name.startswith("Paged")]
 
 
-@pytest.fixture(autouse=True)
-def _no_overrides():
-    """Overrides are global to the process and kept by `id(parameter)`: forget those of other tests."""
-    bnb.optim.GlobalOptimManager.get_instance().initialize()
-
-
 def build(name: str, parameters: dict[str, Any], **options: Any) -> Any:
     return getattr(bnb.optim, name)(list(parameters.values()), **MOMENTUM.get(name, {}), **options)
 

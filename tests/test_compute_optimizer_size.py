@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -29,14 +28,6 @@ def distilbert() -> torch.nn.Module:
     tokens = torch.randint(0, 28996, (2, 16))
     model(input_ids=tokens, labels=torch.tensor([0, 1])).loss.backward()
     return model
-
-
-@pytest.fixture(autouse=True)
-def _no_overrides():
-    """Overrides of bitsandbytes are global to the process: forget those of other tests."""
-    bnb.optim.GlobalOptimManager.get_instance().initialize()
-    yield
-    gc.collect()
 
 
 def assert_live_size(model: torch.nn.Module, optimizer: torch.optim.Optimizer, name: str, **args: Any) -> Any:

@@ -9,7 +9,6 @@ import sys
 import types
 from typing import Any
 
-import bitsandbytes as bnb
 import optimizer_oracle as oracle
 import pytest
 import torch
@@ -41,12 +40,6 @@ ABSENT_PACKAGES = {
     "adamw_anyprecision": "torchdistx.optimizers.AnyPrecisionAdamW",
 }
 BUILT_BY_THE_TRAINER = [n for n in TRAINER_NAMES if n not in REFUSED_BY_THE_TRAINER]
-
-
-@pytest.fixture(autouse=True)
-def _no_overrides():
-    """Overrides of bitsandbytes are global to the process: forget those of other tests."""
-    bnb.optim.GlobalOptimManager.get_instance().initialize()
 
 
 @pytest.fixture
