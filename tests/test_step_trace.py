@@ -33,8 +33,8 @@ def free(address, nbytes, **kw):
     return [event("free_requested", address, nbytes, **kw), event("free_completed", address, nbytes, **kw)]
 
 
-def trace(*events):
-    return StepTrace(device=DEVICE, settings=PLAIN, stats=STATS, events=tuple(events))
+def trace(*events, spans=()):
+    return StepTrace(device=DEVICE, settings=PLAIN, stats=STATS, spans=spans, events=tuple(events))
 
 
 def sizes(replay):

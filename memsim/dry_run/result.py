@@ -27,6 +27,8 @@ Ending = Literal["stopped", "finished", "out_of_memory", "failed", "timed_out"]
 
 Moment = Literal["peak", "out_of_memory"]
 
+_TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
@@ -106,12 +108,16 @@ class DryRun:
 
     @property
     def growth_bytes(self) -> int | None:
-        """What the last complete step left behind beyond the one before it; `None` before the third step.
+        """How far the last training step's peak lies above that of the step before it; `None` before the third step.
 
         The first step creates the optimizer's state, so the second is the first to compare with.
         """
-        ends = [phase for phase in self.phases if phase.phase is Phase.OPTIMIZER_STEP and phase.step >= 2]
-        return ends[-1].end_allocated_bytes - ends[-2].end_allocated_bytes if len(ends) >= 2 else None
+        peaks: dict[int, int] = {}
+        for phase in self.phases:
+            if phase.phase in _TRAINING:
+                peaks[phase.step] = max(peaks.get(phase.step, 0), phase.peak_allocated_bytes)
+        last = self.num_steps
+        return peaks[last] - peaks[last - 1] if last >= 3 and {last, last - 1} <= peaks.keys() else None
 
     def to_dict(self, *, details: bool = False) -> dict[str, Any]:
         """Return the JSON object, with every event of the allocator if `details`."""

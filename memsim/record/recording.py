@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from memsim.errors import MemsimError
 from memsim.ledger import Category, Phase
-from memsim.step import AllocatorSettings, AllocatorStats, Holder, OutOfMemory, StepTrace, TraceDevice, TraceEvent
+from memsim.step import AllocatorSettings, AllocatorStats, Holder, OutOfMemory, Span, StepTrace, TraceDevice, TraceEvent
 from memsim.units import KIB
 
 SCHEMA = 1
@@ -49,7 +49,9 @@ class _Life:
     """Position after its alloc."""
     mark: int
     """Index of the mark it was made under."""
-    lines: tuple[str, str]
+    line: str
+    library_line: str
+    in_torch_distributed: bool
     freed: int | None = None
     """Position before its free; `None` if it was never freed."""
     sightings: list[list[Any]] = field(default_factory=list)
@@ -143,6 +145,7 @@ def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark]) -> StepTrace:
             roundup_power2_divisions=tuple(data["settings"]["roundup_power2_divisions"]),
         ),
         stats=AllocatorStats(**data["stats"]),
+        spans=tuple(_spans(marks, [mark for mark, _ in life_of])),
         events=tuple(
             TraceEvent(
                 action=event[0],
@@ -158,9 +161,18 @@ def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark]) -> StepTrace:
     )
 
 
+def _spans(marks: Sequence[_Mark], mark_of: Sequence[int]) -> Iterator[Span]:
+    """Yield where each phase begins, also those in which nothing happened."""
+    before: tuple[int, str] | None = None
+    for index, mark in enumerate(marks):
+        if (mark.step, mark.phase) != before:
+            before = (mark.step, mark.phase)
+            yield Span(step=mark.step, phase=Phase(mark.phase), event_index=bisect_left(mark_of, index))
+
+
 def _lives(
     events: Sequence[tuple[Any, ...]],
-    lines: Sequence[Sequence[str]],
+    lines: Sequence[Sequence[Any]],
     sightings: Iterable[list[Any]],
     marks: Sequence[_Mark],
 ) -> tuple[list[_Life], list[tuple[int, int]]]:
@@ -181,7 +193,7 @@ def _lives(
         life = living.get(address, -1) if action.startswith(("alloc", "free_")) else -1
         if action == "alloc":
             life = living[address] = len(lives)
-            lives.append(_Life(nbytes, position + 1, mark, (lines[line][0], lines[line][1])))
+            lives.append(_Life(nbytes, position + 1, mark, *lines[line]))
         elif action == "free_requested":
             lives[life].freed = position
         elif action == "free_completed":
@@ -248,14 +260,14 @@ class _Judge:
             op=next((s[7] for s in life.sightings if s[7]), ""),
             shape=tuple(described[5]) if described else None,
             dtype=described[6] if described else None,
-            line=life.lines[0],
-            library_line=life.lines[1],
+            line=life.line,
+            library_line=life.library_line,
         )
 
     def _category(self, life: _Life, mark: _Mark) -> Category:
         if life.nbytes in self.workspaces and life.freed is None and not life.sightings:
             return Category.WORKSPACE
-        if life.lines[1].startswith(("torch/distributed/", "torch/nn/parallel/distributed.py")):
+        if life.in_torch_distributed:
             return Category.COMMUNICATION
         if not mark.module and self._is_input(life):
             return Category.INPUT

@@ -46,8 +46,10 @@ def _heading(run: DryRun) -> Iterator[Text]:
     yield Text(f"peak allocated  {format_bytes(peak.allocated_bytes)}  (step {peak.step}, {peak.phase.value})")
     yield Text(f"peak reserved   {format_bytes(peak.reserved_bytes)}  ({share}; nvidia-smi adds the CUDA context)")
     growth = run.growth_bytes
-    if growth:
-        yield Text(f"each step       {growth:+,} B left behind by the last one: later steps would take more")
+    if growth is not None:
+        last = run.num_steps
+        text = "the same peak" if not growth else f"{format_bytes(abs(growth))} {'more' if growth > 0 else 'less'}"
+        yield Text(f"step {last - 1} to {last}     {text}{': later steps may take more still' if growth > 0 else ''}")
 
 
 def _failure(run: DryRun) -> Iterator[Text]:
@@ -107,7 +109,7 @@ def _tensor_row(tensor: HeldTensor) -> tuple[str, ...]:
     holder = tensor.holder
     shape = str(list(holder.shape)) if holder.shape is not None else "not seen"
     name = holder.name or " ".join(filter(None, (holder.module, holder.op))) or "in backward, outside Python"
-    line = holder.line or holder.library_line or "-"
+    line = " < ".join(dict.fromkeys(filter(None, (holder.library_line, holder.line)))) or "-"
     return name, format_bytes(tensor.allocated_bytes), holder.category.value, shape, holder.dtype or "-", line
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from memsim.ledger import Category, Phase
 from memsim.step.blocks import Block, BlockReplay
-from memsim.step.trace import Holder, StepTrace
+from memsim.step.trace import Holder, Span, StepTrace
 
 OUTSIDE = "(outside of any module)"
 """Where memory belongs that no module's `forward` made and no module owns."""
@@ -107,7 +107,11 @@ def occupancy(trace: StepTrace) -> Occupancy:
     totals: dict[str, int] = defaultdict(int)
     peak_requested = peak_reserved = 0
     peak, peak_index = 0, -1
+    begun = 0
     for index, event in enumerate(trace.events):
+        while begun < len(trace.spans) and trace.spans[begun].event_index <= index:
+            _begin(running, trace.spans[begun], replay, totals)
+            begun += 1
         block = replay.apply(event)
         if block is not None and event.holder is not None and event.action != "free_completed":
             sign = 1 if event.action == "alloc" else -1
@@ -122,6 +126,8 @@ def occupancy(trace: StepTrace) -> Occupancy:
         state.reserved = max(state.reserved, replay.reserved_bytes)
         if allocated > state.peak:
             state.peak, state.by_category = allocated, dict(totals)
+    for span in trace.spans[begun:]:
+        _begin(running, span, replay, totals)
     at_peak = trace.events[peak_index] if peak_index >= 0 else None
     return Occupancy(
         peak_requested_bytes=peak_requested,
@@ -133,6 +139,14 @@ def occupancy(trace: StepTrace) -> Occupancy:
         phases=tuple(_phase_peak(step, phase, state) for (step, phase), state in running.items()),
         held=held_at(trace, peak_index),
     )
+
+
+def _begin(running: dict[tuple[int, Phase], _Running], span: Span, replay: BlockReplay, totals: dict[str, int]) -> None:
+    """Start a phase with what is there already."""
+    state = running[span.step, span.phase]
+    state.end, state.reserved = replay.allocated_bytes, max(state.reserved, replay.reserved_bytes)
+    if replay.allocated_bytes > state.peak:
+        state.peak, state.by_category = replay.allocated_bytes, dict(totals)
 
 
 def _phase_peak(step: int, phase: Phase, state: _Running) -> PhasePeak:

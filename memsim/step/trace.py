@@ -48,7 +48,7 @@ class Holder:
     line: str = ""
     """`file:line in function` of the user's own code; empty for the threads of backward, which have no Python code."""
     library_line: str = ""
-    """The innermost Python line, often in a library (`modeling_llama.py:78 in forward`)."""
+    """The innermost Python line outside of torch, often in a library (`transformers/loss/loss_utils.py:36 in ...`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class OutOfMemory:
     line: str
     """The user's line; empty in the threads of backward."""
     library_line: str
-    """The innermost Python line."""
+    """The innermost Python line outside of torch."""
 
     @property
     def shortfall_bytes(self) -> int:
@@ -147,6 +147,18 @@ class AllocatorStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The beginning of a phase; it lasts until the next one begins."""
+
+    step: int
+    """Training step, from 1."""
+    phase: Phase
+    """What the program began to do."""
+    event_index: int
+    """The first event after that; as many as there are events if none followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
     """The allocator's events of a run, from its first allocation on."""
 
@@ -156,6 +168,8 @@ class StepTrace:
     """What decides the size of a block."""
     stats: AllocatorStats
     """PyTorch's own count, to hold a replay against."""
+    spans: tuple[Span, ...]
+    """Every phase in order, also those in which nothing was allocated or freed."""
     events: tuple[TraceEvent, ...]
     """Every event in order."""
 
@@ -187,6 +201,7 @@ class StepTrace:
                 "phase": [_PHASES.index(event.phase) for event in self.events],
                 "holder": indices,
             },
+            "spans": [[span.step, _PHASES.index(span.phase), span.event_index] for span in self.spans],
             "actions": list(_ACTIONS),
             "phases": [phase.value for phase in _PHASES],
         }
@@ -205,6 +220,10 @@ def trace_of(data: Mapping[str, Any]) -> StepTrace:
             device=TraceDevice(**data["device"]),
             settings=_settings_of(data["settings"]),
             stats=AllocatorStats(**data["stats"]),
+            spans=tuple(
+                Span(step=step, phase=Phase(data["phases"][phase]), event_index=index)
+                for step, phase, index in data["spans"]
+            ),
             events=tuple(_events_of(data)),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

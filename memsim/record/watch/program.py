@@ -65,9 +65,7 @@ class Watch:
         try:
             modules.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
         except TypeError:  # an older torch gives global hooks no keyword arguments
-            modules.register_module_forward_hook(
-                lambda module, args, output: self._after_forward(module, args, {}, output), always_call=True
-            )
+            modules.register_module_forward_hook(self._after_forward, always_call=True)
         optimizers = importlib.import_module("torch.optim.optimizer")  # torch.optim hides the attribute
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
@@ -173,7 +171,9 @@ class Watch:
             return phase
         return "generate" if _called_by(sys._getframe(), "generate") else "evaluation"
 
-    def _after_forward(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _after_forward(self, module: Any, args: Any, *rest: Any) -> None:
+        """Take the end of a forward; `rest` is (kwargs, output), or (output,) where it raised or torch is older."""
+        kwargs, output = rest if len(rest) == 2 else ({}, *rest)
         modules = self.tape.modules
         while modules and modules.pop() is not module:
             pass  # forward of an inner module ended in an exception
@@ -223,7 +223,7 @@ class Watch:
         self.sightings.gradients(self.sightings.all_parameters())
         modules = self.tape.modules
         statistics = self.torch._C._cuda_memoryStats(0)
-        user_line, library_line = call_stack(sys._getframe(1))
+        place = call_stack(sys._getframe(1))
         self.ooms.append(
             {
                 "position": self.tape.position(),
@@ -235,8 +235,8 @@ class Watch:
                 "step": self.tape.step,
                 "phase": self.tape.phase,
                 "module": self.sightings.path_of(modules[-1]) if modules else "",
-                "line": user_line,
-                "library_line": library_line,
+                "line": place.line,
+                "library_line": place.library_line,
             }
         )
 

@@ -52,8 +52,8 @@ class Tape:
         last = self.marks[-1]
         if last[1:] == mark[1:]:
             return
-        if last.position == mark.position:
-            self.marks[-1] = mark
+        if last[:3] == mark[:3]:
+            self.marks[-1] = mark  # nothing was allocated in that module
         else:
             self.marks.append(mark)
 

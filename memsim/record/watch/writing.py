@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = 1
 
@@ -35,12 +35,21 @@ _ACTIONS = (
 )
 
 
+class Place(NamedTuple):
+    """Where in the code an allocation was made."""
+
+    line: str
+    library_line: str
+    in_torch_distributed: bool
+
+
 class Lines:
-    """Stacks reduced to the two lines that matter, each pair kept once."""
+    """Stacks reduced to the two lines that matter, each place kept once."""
 
     def __init__(self, torch_folder: str) -> None:
-        self.pairs: list[tuple[str, str]] = []
-        self._index: dict[tuple[str, str], int] = {}
+        self.places: list[Place] = []
+        self._index: dict[Place, int] = {}
+        self._torch = os.path.join(torch_folder, "torch", "")
         self._library = (*_LIBRARIES, os.path.join(torch_folder, ""))
         self._is_user: dict[str, bool] = {}
 
@@ -53,24 +62,29 @@ class Lines:
         return self._is_user[filename]
 
     def of(self, frames: Sequence[Any]) -> int:
-        """Return the number of the pair (user's line, innermost line) of frames that begin with the innermost."""
+        """Return the number of the place of frames that begin with the innermost."""
         user = next((frame for frame in frames if self.is_user_code(frame["filename"])), None)
-        pair = (_text(user) if user else "", _text(frames[0]) if frames else "")
-        if pair not in self._index:
-            self._index[pair] = len(self.pairs)
-            self.pairs.append(pair)
-        return self._index[pair]
+        innermost = frames[0] if frames else None
+        caller = next((frame for frame in frames if not frame["filename"].startswith(self._torch)), innermost)
+        distributed = innermost is not None and innermost["filename"].startswith(
+            (f"{self._torch}distributed{os.sep}", f"{self._torch}nn{os.sep}parallel{os.sep}distributed.py")
+        )
+        place = Place(_text(user) if user else "", _text(caller) if caller else "", distributed)
+        if place not in self._index:
+            self._index[place] = len(self.places)
+            self.places.append(place)
+        return self._index[place]
 
 
-def call_stack(frame: FrameType | None) -> tuple[str, str]:
-    """Return the user's line and the innermost line of a running frame."""
+def call_stack(frame: FrameType | None) -> Place:
+    """Return the place of a running frame."""
     frames = []
     while frame is not None:
         code = frame.f_code
         frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
         frame = frame.f_back
     lines = Lines(os.path.dirname(sys.modules["torch"].__path__[0]))
-    return lines.pairs[
+    return lines.places[
         lines.of([f for f in frames if os.path.dirname(str(f["filename"])) != os.path.dirname(__file__)])
     ]
 
@@ -122,7 +136,7 @@ def _history(snapshot: Any, torch_folder: str) -> dict[str, Any]:
         columns["nbytes"].append(entry["size"])
         columns["stream"].append(entry["stream"])
         columns["line"].append(lines.of(entry.get("frames", ())) if entry["action"] == "alloc" else -1)
-    return {"events": columns, "lines": lines.pairs}
+    return {"events": columns, "lines": lines.places}
 
 
 def _text(frame: Any) -> str:
