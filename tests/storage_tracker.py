@@ -29,13 +29,17 @@ class StorageTracker(TorchDispatchMode):
 
     Args:
         known: tensors that exist already and must not be counted (parameters, gradients, state).
+        mortal: tensors that exist already and whose death must be seen (state that a step replaces).
     """
 
-    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+    def __init__(self, known: Iterable[torch.Tensor], mortal: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.events: list[StorageEvent] = []
         self._known = {t.untyped_storage()._cdata for t in known}
         self._watched: dict[int, weakref.ref[Any]] = {}
+        for t in mortal:
+            self._watch(t.untyped_storage())
+        self.events.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A tensor made from Python data reaches its first operator without having come out of one.

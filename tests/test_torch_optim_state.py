@@ -106,7 +106,7 @@ def test_the_state_of_lbfgs_equals_the_real_one_after_as_many_iterations(args, d
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = sum((p.float() * (i + 1 + torch.arange(p.numel()).view(p.shape) / 7) - 1).pow(2).sum() / 1000
+        loss = sum((p.float() * (i + 1 + torch.arange(p.numel()).view(p.shape) / 7) - 1).pow(2).sum()
                    for i, p in enumerate(parameters.values()))  # fmt: skip
         loss.backward()
         return loss

@@ -33,7 +33,7 @@ class StepEvent(NamedTuple):
     tensor: TensorSpec
     """What is allocated; `device="host"` is CPU memory, `device` the parameters' own device."""
     category: StepCategory
-    """State is never freed here: it outlives the step."""
+    """State outlives the step. A free without an allocation is of state from an earlier step, which LBFGS replaces."""
     parameter: str
     """The parameter that it belongs to; empty where there is none."""
     name: str
@@ -60,16 +60,27 @@ class UnmodelledStepError(MemsimError):
     """The temporaries of this optimizer's `step()` are not known; its state may well be."""
 
 
-_STEPS: dict[str, StepSource] = {}
+_STEPS: dict[str, Callable[[Arguments], StepSource]] = {}
 
 
-def register_step(*class_paths: str, source: str) -> Callable[[StepRule], StepRule]:
-    """Register the decorated function as the step rule of one or more classes."""
+def register_step(
+    *class_paths: str, source: str, refuses: Callable[[Arguments], str] = lambda _: ""
+) -> Callable[[StepRule], StepRule]:
+    """Register the decorated function as the step rule of one or more classes.
+
+    `refuses` returns why the step is not modelled with the given arguments, and an empty string where it is.
+    """
 
     def decorate(rule: StepRule) -> StepRule:
+        known = StepSource(rule=rule, source=source)
+
+        def choose(args: Arguments) -> StepSource:
+            reason = refuses(args)
+            return StepSource(rule=None, reason=reason) if reason else known
+
         for class_path in class_paths:
             assert class_path not in _STEPS, f"the step of {class_path} is registered twice"
-            _STEPS[class_path] = StepSource(rule=rule, source=source)
+            _STEPS[class_path] = choose
         return rule
 
     return decorate
@@ -78,7 +89,7 @@ def register_step(*class_paths: str, source: str) -> Callable[[StepRule], StepRu
 def register_unmodelled_step(class_path: str, reason: str) -> None:
     """Say why the step of a class is not modelled."""
     assert class_path not in _STEPS, f"the step of {class_path} is registered twice"
-    _STEPS[class_path] = StepSource(rule=None, reason=reason)
+    _STEPS[class_path] = lambda _: StepSource(rule=None, reason=reason)
 
 
 def step_source(optimizer: ResolvedOptimizer) -> StepSource:
@@ -86,7 +97,9 @@ def step_source(optimizer: ResolvedOptimizer) -> StepSource:
     path = optimizer.rule.class_path
     if optimizer.args.get("differentiable"):
         return StepSource(rule=None, reason="with differentiable=True autograd keeps what it needs of the step")
-    return _STEPS.get(path) or StepSource(rule=None, reason=f"the temporaries of {path}.step() have not been read yet")
+    if path not in _STEPS:
+        return StepSource(rule=None, reason=f"the temporaries of {path}.step() have not been read yet")
+    return _STEPS[path](optimizer.args)
 
 
 class Tape:
@@ -146,10 +159,15 @@ class Tape:
         self, tensor: TensorSpec, parameter: str, name: str, category: StepCategory = "temporary"
     ) -> StepEvent:
         """Write one allocation; whoever asked for it holds the only reference."""
-        event = StepEvent("alloc", self._next_key, tensor, category, parameter, name)
+        event = self.existing(tensor, parameter, name)._replace(category=category)
+        self.events.append(event)
+        return event
+
+    def existing(self, tensor: TensorSpec, parameter: str, name: str) -> StepEvent:
+        """Return a state entry from before this step: nothing is written until the step lets go of it."""
+        event = StepEvent("alloc", self._next_key, tensor, "optimizer_state", parameter, name)
         self._references[self._next_key] = 1
         self._next_key += 1
-        self.events.append(event)
         return event
 
     def keep(self, event: StepEvent) -> None:

@@ -8,6 +8,7 @@ from memsim.optimizers.torch_optim import (  # noqa: F401  (each registers its r
     adamax,
     asgd,
     lbfgs,
+    lbfgs_step,
     muon,
     nadam,
     radam,

@@ -12,7 +12,6 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, StateEntry, python_number, tensor
-from memsim.optimizers.step import register_unmodelled_step
 from memsim.optimizers.torch_optim.forms import TORCH
 
 _ARGUMENTS = {
@@ -80,8 +79,9 @@ def _entries(numel: int, dtype: str, args: Arguments) -> Entries:
     # lbfgs.py:418: `H_diag = 1` until the first pair; :399: `al` has a slot for every pair there may ever be.
     first = iterations == 1
     slots = () if first else tuple(scalar(f"al[{i}]") if i < pairs else _none(f"al[{i}]") for i in range(history))
-    # lr's default is the integer 1, and `t` is lr from the second iteration on (lbfgs.py:448-451).
-    step_length = python_number("t", "int" if args["lr"] == 1 and not first else "float")
+    # The first step length is divided by the sum of the gradients, taken to be above 1; after that it is lr, whose
+    # default is an integer (lbfgs.py:448-451).
+    step_length = scalar("t") if first else python_number("t", "int" if args["lr"] == 1 else "float")
     return (
         *counters,
         *slots,
@@ -98,9 +98,3 @@ def _entries(numel: int, dtype: str, args: Arguments) -> Entries:
 
 def _none(name: str) -> StateEntry:
     return python_number(name, "none")
-
-
-register_unmodelled_step(
-    "torch.optim.LBFGS",
-    "its step() runs forward and backward as often as the data ask for; it holds about five vectors of all parameters",
-)
