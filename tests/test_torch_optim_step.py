@@ -335,3 +335,7 @@ def test_every_class_of_torch_optim_but_sparse_adam_has_a_step():
         if path.startswith("torch.optim."):
             known = step_source(resolve_optimizer(path))
             assert known.source if known.rule else path == "torch.optim.SparseAdam", path
+
+
+def test_a_step_of_no_optimizer_allocates_nothing():
+    assert step_events(resolve_optimizer("none"), _specs(10), first_step=True) == []

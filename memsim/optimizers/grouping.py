@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memsim.config import OptimizerConfig, ParameterGroup
@@ -10,12 +10,18 @@ from memsim.model import ParameterSpec, ParameterTable
 from memsim.optimizers.registry import ResolvedOptimizer, register, resolve_optimizer
 from memsim.optimizers.rules import Arguments, Entries, StateEntry
 from memsim.optimizers.state import OptimizerState, derive_state
+from memsim.optimizers.step import Tape, register_step
 
 
 @register("none", package="memsim", version="-", source="no optimizer: forward and backward only", arguments={})
 def none(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG001
     """No state at all."""
     return ()
+
+
+@register_step("none", source="no optimizer")
+def none_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """Nothing is stepped, so nothing is allocated."""
 
 
 Assignment = list[tuple[ResolvedOptimizer, list[ParameterSpec]]]
