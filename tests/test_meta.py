@@ -302,7 +302,7 @@ def test_nothing_is_fetched_or_run_for_a_hostile_configuration(monkeypatch):
         (tiny("bert", pad_token_id=10**30), "pad_token_id is an integer of 100 bits"),
         (tiny("bert", vocab_size=10**8, hidden_size=10**8), "at most 1,000,000,000,000,000 are plausible"),
         (tiny("resnet", depths=[1, 10**9]), "depths is 1000000000; at most"),
-        (tiny("glm4_moe", num_hidden_layers=2000, n_routed_experts=10**6), "2,000 layers with 1,000,000 experts each"),
+        (tiny("glm4_moe", num_hidden_layers=1000, n_routed_experts=10**6), "1,000 layers with 1,000,000 experts each"),
         ({"model_type": "llama4", "text_config": {"num_hidden_layers": -1}}, "num_hidden_layers is -1"),
     ],
 )
@@ -311,6 +311,16 @@ def test_a_configuration_that_makes_no_model_is_refused_in_a_few_words(config, s
         build_from_config(config, task=None, dtype="float32")
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) <= 3
+
+
+def test_modules_without_end_are_not_built(monkeypatch):
+    config = {"model_type": "albert", "num_hidden_groups": 10**8, "hidden_size": 8, "num_attention_heads": 2}
+    monkeypatch.setattr("memsim.record.meta.MAX_REGISTRATIONS", 1000)
+    with pytest.raises(ModelError, match="more than 1,000 modules and parameter tensors"):
+        build_from_config(config, task=None, dtype="float32")
+    # Some 98 modules and parameters each time: the limit is for one model, not for all that are ever built.
+    for _ in range(30):
+        build_from_config(tiny("bert"), task=None, dtype="float32")
 
 
 def test_objects_nested_without_end_are_refused():

@@ -8,7 +8,7 @@ from typing import Any
 
 from memsim.errors import ModelError
 
-MAX_LAYERS = 2_000
+MAX_LAYERS = 1_000
 """More layers than any published model has (the largest are near 130); each costs milliseconds to build."""
 MAX_SIZE = 10**8
 """Elements along one dimension: ten times the longest published position table (Llama-4-Scout: 10,485,760)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from memsim.tensors import TensorSpec
 
 MAX_PARAMETERS = 10**15
 """A hundred times the largest model that anybody has announced."""
+MAX_REGISTRATIONS = 250_000
+"""Modules and parameter tensors of one model. A mixture of 60 layers with 384 experts, each expert a module of three
+linear layers (transformers 4.x), has 60 * 384 * 7 = 161,280. Each takes 25 to 100 microseconds to build."""
 
 _FLOAT16 = ("float16",)
 _HALF = ("float16", "bfloat16")
@@ -93,7 +97,7 @@ def build_from_config(
             built.num_labels = num_labels  # replaces id2label, which would win over the key
         build = _builder(built, task, transformers)
         dtype_word = "dtype" if _major(transformers) >= 5 else "torch_dtype"
-        with torch.device("meta"):
+        with torch.device("meta"), _bounded(torch.nn.modules.module):
             model = build(built, **{dtype_word: getattr(torch, dtype)})
     table = _keep_float32(table_from_module(model), _float32_patterns(model, dtype))
     if table.num_parameters > MAX_PARAMETERS:
@@ -174,9 +178,11 @@ def _model_type(config: Mapping[str, Any], transformers: Any) -> str:
 
 
 def _classes_of_task(task: str, config_class: type, transformers: Any) -> tuple[type, ...]:
-    mapping = getattr(transformers, TASKS[task])._model_mapping
+    auto = getattr(transformers, TASKS[task], None)
+    if auto is None:  # transformers 4.45 has no AutoModelForImageTextToText
+        return ()
     try:
-        found = mapping.get(config_class, ())
+        found = auto._model_mapping.get(config_class, ())
     except (ImportError, AttributeError, ValueError):
         return ()  # a class whose own optional package is absent
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
@@ -272,6 +278,32 @@ def _keep_float32(table: ParameterTable, patterns: list[str]) -> ParameterTable:
         parameters=tuple(replace(p, tensor=in_float32(p.tied_to or p.name, p.tensor)) for p in table.parameters),
         buffers=tuple(replace(b, tensor=in_float32(b.name, b.tensor)) if b.persistent else b for b in table.buffers),
     )
+
+
+@contextmanager
+def _bounded(torch_module: Any) -> Iterator[None]:
+    """Stop a model that registers modules or parameters without end: a configuration can ask for any number of them."""
+    thread = threading.get_ident()
+    registered = 0
+
+    def count(*_: Any) -> None:
+        nonlocal registered
+        registered += threading.get_ident() == thread
+        if registered > MAX_REGISTRATIONS:
+            raise ModelError(
+                f"the configuration makes more than {MAX_REGISTRATIONS:,} modules and parameter tensors, as no model "
+                "has. Check its numbers of layers, groups and experts."
+            )
+
+    hooks = [
+        torch_module.register_module_module_registration_hook(count),
+        torch_module.register_module_parameter_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
