@@ -44,6 +44,7 @@ _SOURCES: dict[str, tuple[str, ...]] = {
 _LISTED = {"cuda": "driver_functions.txt", "nvidia-ml": "nvml_functions.txt"}
 """Libraries that are opened by name: every function of theirs must be there."""
 _NVML_NOT_SUPPORTED = 3
+_FOLDER = Path(__file__).parent
 
 
 def build(installation: Installation) -> Path:
@@ -117,14 +118,31 @@ def _plain_functions(library: StandIn) -> str:
     """Return C for every function without a meaning of its own: weak, so that those with one win."""
     symbols = set(library.symbols)
     if library.library in _LISTED:
-        symbols |= set((Path(__file__).parent / _LISTED[library.library]).read_text(encoding="utf-8").split())
-    answer = _NVML_NOT_SUPPORTED if library.library == "nvidia-ml" else 0
-    lines = ["void igpu_unmodeled(const char *function);"]
-    lines += [
-        f'__attribute__((weak)) long {symbol}(void) {{ igpu_unmodeled("{symbol}"); return {answer}; }}'
-        for symbol in sorted(symbols)
-    ]
+        symbols |= set((_FOLDER / _LISTED[library.library]).read_text(encoding="utf-8").split())
+    status = _NVML_NOT_SUPPORTED if library.library == "nvidia-ml" else 0
+    answers = _answers()
+    lines = ["void igpu_unmodeled(const char *function);", "static char nothing[64];"]
+    for symbol in sorted(symbols):
+        arguments, stores = answers.get(symbol, ("void", ""))
+        body = f'igpu_unmodeled("{symbol}"); {stores}return {status};'
+        lines.append(f"__attribute__((weak)) long {symbol}({arguments}) {{ {body} }}")
     return "\n".join(lines) + "\n"
+
+
+def _answers() -> dict[str, tuple[str, str]]:
+    """Return, for functions that write a handle or a size, their C arguments and what they store: a handle, or 0.
+
+    `answers.txt` holds a function a line: its number of arguments (all integers or pointers, so their types do not
+    matter to the caller), and which of them point at an int (`5i`), a size_t (`5z`) or a handle (`0h`). Source: the
+    public headers in the pip packages nvidia-cublas, nvidia-cusolver and nvidia-cusparse for CUDA 13.
+    """
+    stored = {"i": "*(int *)a{} = 0; ", "z": "*(unsigned long *)a{} = 0; ", "h": "*(void **)a{} = nothing; "}
+    found = {}
+    for line in (_FOLDER / "answers.txt").read_text(encoding="utf-8").splitlines():
+        name, count, *outputs = line.split()
+        arguments = ", ".join(f"long a{index}" for index in range(int(count)))
+        found[name] = (arguments, "".join(stored[output[-1]].format(output[:-1]) for output in outputs))
+    return found
 
 
 def _version_script(library: StandIn) -> str:
@@ -152,7 +170,7 @@ _CHECKED_HEADERS = ("cuda.h", "cuda_runtime_api.h", "crt/host_defines.h")
 
 
 def _own_sources() -> str:
-    files = sorted([*CSRC.iterdir(), *Path(__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.txt")])
+    files = sorted([*CSRC.iterdir(), *_FOLDER.glob("*.py"), *_FOLDER.glob("*.txt")])
     return _hash([file.read_text(encoding="utf-8") for file in files])
 
 

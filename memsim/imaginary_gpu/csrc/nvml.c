@@ -5,8 +5,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { NVML_OK = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_DRIVER_NOT_LOADED = 9 };
+enum { NVML_OK = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7, NVML_DRIVER_NOT_LOADED = 9 };
 
 typedef uintptr_t handle;
 
@@ -137,14 +138,35 @@ int nvmlDeviceGetCudaComputeCapability(handle device, int *major, int *minor) {
     return NVML_OK;
 }
 
+/* This process is the only one that runs on the device; its memory is what it allocated. */
+typedef struct { unsigned pid; unsigned long long used; } process_info;
+typedef struct { unsigned pid; unsigned long long used; unsigned instance, compute_instance; } process_info_v2;
+
+int nvmlDeviceGetComputeRunningProcesses(handle device, unsigned *count, process_info *list) {
+    unsigned room = *count;
+    *count = 1;
+    if (!room) return NVML_INSUFFICIENT_SIZE;
+    *list = (process_info){(unsigned)getpid(), igpu_used_bytes(index_of(device))};
+    return NVML_OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(handle device, unsigned *count, process_info_v2 *list) {
+    unsigned room = *count;
+    *count = 1;
+    if (!room) return NVML_INSUFFICIENT_SIZE;
+    *list = (process_info_v2){(unsigned)getpid(), igpu_used_bytes(index_of(device)), ~0u, ~0u};
+    return NVML_OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned *count, process_info_v2 *list) {
+    return nvmlDeviceGetComputeRunningProcesses_v2(device, count, list);
+}
+
 static int none(unsigned *count) {
     *count = 0;
     return NVML_OK;
 }
 
-int nvmlDeviceGetComputeRunningProcesses(handle device, unsigned *count) { return (void)device, none(count); }
-int nvmlDeviceGetComputeRunningProcesses_v2(handle device, unsigned *count) { return (void)device, none(count); }
-int nvmlDeviceGetComputeRunningProcesses_v3(handle device, unsigned *count) { return (void)device, none(count); }
 int nvmlDeviceGetGraphicsRunningProcesses(handle device, unsigned *count) { return (void)device, none(count); }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(handle device, unsigned *count) { return (void)device, none(count); }
 
@@ -166,5 +188,16 @@ int nvmlDeviceGetClockInfo(handle device, int type, unsigned *mhz) { return (voi
 int nvmlDeviceGetP2PStatus(handle one, handle two, int index, int *status) {
     (void)one, (void)two, (void)index;
     *status = 0;
+    return NVML_OK;
+}
+
+/* nvmlGpuFabricInfoV_t: no NVLink fabric (state 0 is NVML_GPU_FABRIC_STATE_NOT_SUPPORTED). */
+typedef struct { unsigned version; unsigned char cluster[16]; int status; unsigned clique; unsigned char state; } fabric_info;
+
+int nvmlDeviceGetGpuFabricInfoV(handle device, fabric_info *info) {
+    (void)device;
+    memset(info->cluster, 0, sizeof info->cluster);
+    info->status = NVML_NOT_SUPPORTED;
+    info->clique = info->state = 0;
     return NVML_OK;
 }
