@@ -7,17 +7,17 @@ from memsim.step import OutOfMemory
 from memsim.units import format_bytes
 
 _BY_CATEGORY = {
-    Category.PARAMETER: "Weights hold most: load them in bfloat16, quantise them (4 bits with LoRA), or take a smaller "
-    "model.",
-    Category.GRADIENT: "Gradients hold most: train fewer parameters (LoRA, frozen layers), or in bfloat16.",
-    Category.OPTIMIZER_STATE: "Optimizer state holds most: an optimizer with less of it (adamw_bnb_8bit, adafactor; "
-    "see 'memsim optimizers'), or fewer trained parameters (LoRA).",
-    Category.ACTIVATION: "Activations hold most: a smaller batch or shorter sequences (with gradient accumulation for "
-    "the same total), or activation checkpointing.",
-    Category.INPUT: "Inputs hold most: move batches to the GPU one at a time.",
+    Category.PARAMETER: "of weights: load them in bfloat16, quantise them (4 bits with LoRA), or take a smaller model.",
+    Category.GRADIENT: "of gradients: train fewer parameters (LoRA, frozen layers), or in bfloat16.",
+    Category.OPTIMIZER_STATE: "of optimizer state: an optimizer with less of it (adamw_bnb_8bit, adafactor; see "
+    "'memsim optimizers'), or fewer trained parameters (LoRA).",
+    Category.ACTIVATION: "of activations: a smaller batch or shorter sequences (gradient accumulation for the same "
+    "total), or activation checkpointing.",
+    Category.INPUT: "of inputs: move batches to the GPU one at a time.",
 }
 _ENOUGH = 0.15
-"""Categories below this share of the memory are not worth a second piece of advice."""
+"""Categories below this share of the memory are not worth a piece of advice."""
+_MOST_ADVICE = 3
 
 
 def advice_for(oom: OutOfMemory, by_category: dict[str, int]) -> tuple[str, ...]:
@@ -34,14 +34,15 @@ def advice_for(oom: OutOfMemory, by_category: dict[str, int]) -> tuple[str, ...]
             f"{format_bytes(cached)} lay in the allocator's cache in pieces too small: "
             "try PYTORCH_ALLOC_CONF=expandable_segments:True."
         )
-    if oom.phase is Phase.OPTIMIZER_STEP:
-        advice.append(
-            "It ran out inside the optimizer's step, whose foreach form makes copies of all gradients: "
-            "fused=True (or foreach=False) needs none of them."
-        )
     total = sum(by_category.values())
+    temporary = by_category.get(Category.TEMPORARY.value, 0)
+    if oom.phase is Phase.OPTIMIZER_STEP and temporary >= _ENOUGH * total:
+        advice.append(
+            f"{format_bytes(temporary)} of temporaries in the optimizer's step: its foreach form copies all gradients, "
+            "fused=True (or foreach=False) does not."
+        )
     for name, nbytes in sorted(by_category.items(), key=lambda item: -item[1]):
         text = _BY_CATEGORY.get(Category(name))
         if text is not None and nbytes >= _ENOUGH * total:
-            advice.append(text if not any("hold" in said for said in advice) else text.replace("most:", "much:", 1))
-    return tuple(advice[:3])
+            advice.append(f"{format_bytes(nbytes)} {text}")
+    return tuple(advice[:_MOST_ADVICE])

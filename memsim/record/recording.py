@@ -38,6 +38,7 @@ class _Mark(NamedTuple):
     step: int
     phase: str
     module: str
+    op: str
 
 
 @dataclass(slots=True)
@@ -244,7 +245,7 @@ class _Judge:
             for m, before in zip(self.marks, [None, *phases], strict=False)
             if m.phase == Phase.BACKWARD and before != Phase.BACKWARD
         ]
-        self._outside = [m.position for m in self.marks if not m.module]
+        self._outside = [m.position for m in self.marks if m.op or not m.module]
 
     def holder(self, life: _Life) -> Holder:
         mark = self.marks[life.mark]
@@ -257,7 +258,7 @@ class _Judge:
             category=category,
             module=_owner_path(name) or module,
             name=name,
-            op=next((s[7] for s in life.sightings if s[7]), ""),
+            op=next((s[7] for s in life.sightings if s[7]), mark.op),
             shape=tuple(described[5]) if described else None,
             dtype=described[6] if described else None,
             line=life.line,
@@ -276,7 +277,7 @@ class _Judge:
     def _is_activation(self, life: _Life, mark: _Mark) -> bool:
         if mark.phase == Phase.FORWARD:
             return self._lives_until(life, self._backwards)
-        if mark.phase == Phase.BACKWARD and mark.module:  # a checkpointed layer that is computed again
+        if mark.phase == Phase.BACKWARD and mark.module and not mark.op:  # a checkpointed layer, computed again
             return self._lives_until(life, self._outside)
         return mark.phase in {Phase.EVALUATION, Phase.GENERATE}
 

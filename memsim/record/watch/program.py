@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .graph import Graph
 from .sightings import Sightings
 from .tape import Tape
 from .writing import call_stack, write_recording
@@ -54,6 +55,7 @@ class Watch:
     def _begin(self) -> None:
         self.tape = Tape(self.torch)
         self.sightings = Sightings(self.torch, self.tape)
+        self.graph = Graph(self.torch, self.tape, self.sightings)
 
     def install(self) -> None:
         """Put the hooks in place; CUDA stays as untouched as it is."""
@@ -101,7 +103,7 @@ class Watch:
             if not self.tape.recording or self._backward_depth:
                 return original(*args, **kwargs)
             outputs = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
-            self.sightings.saved_for_backward(outputs)
+            self.graph.begin(outputs)
             self._backward_depth, self._stepping = 1, None
             path = self.sightings.path_of(self.tape.modules[-1]) if self.tape.modules else ""
             self.tape.phase = "backward"
@@ -110,6 +112,7 @@ class Watch:
                 return original(*args, **kwargs)
             finally:
                 self._backward_depth = 0
+                self.graph.end()
                 self.sightings.gradients(self.sightings.all_parameters())
                 self.tape.phase = "gap"
                 self.tape.mark(path)
@@ -147,7 +150,7 @@ class Watch:
             self._call_from_outside(module)
         modules.append(module)
         if self.tape.recording:
-            self.tape.mark(self.sightings.path_of(module))
+            self._now_in(self.sightings.path_of(module))
 
     def _call_from_outside(self, root: Any) -> None:
         self._stepping = None
@@ -184,7 +187,16 @@ class Watch:
         if not modules and not self._backward_depth:
             self.sightings.values("input", args, "")
             self.sightings.values("input", kwargs, "")
-        self.tape.mark(self.sightings.path_of(modules[-1]) if modules else "")
+        self._now_in(self.sightings.path_of(modules[-1]) if modules else "")
+
+    def _now_in(self, path: str) -> None:
+        if not self._backward_depth:
+            self.graph.passes(path)
+            self.tape.mark(path)
+        elif path:
+            self.tape.mark(path)
+        else:  # back from a checkpointed layer to the node that asked for it
+            self.tape.mark(*self.graph.running)
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self.tape.recording or self._stepping is not None:
@@ -220,6 +232,8 @@ class Watch:
     def _out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
         if device != 0:
             return
+        if self._stepping is not None:
+            self.sightings.optimizer(self._stepping, state=True)
         self.sightings.gradients(self.sightings.all_parameters())
         modules = self.tape.modules
         statistics = self.torch._C._cuda_memoryStats(0)

@@ -38,6 +38,8 @@ class Sightings:
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
         self._walked: dict[type, tuple[str, ...]] = {}
+        # In an older torch, reading a saved tensor runs its hooks, which would recompute checkpointed layers.
+        self._saved_can_be_read = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 
     def path_of(self, module: Any) -> str:
         """Return the module's path from its root; a root's is the name of its class."""
@@ -94,20 +96,6 @@ class Sightings:
         for _, tensor in self._tensors_in(value):
             self._see(kind, name, tensor)
 
-    def saved_for_backward(self, outputs: Any) -> None:
-        """See what autograd keeps for backward, without unpacking anything that a hook packed."""
-        if not hasattr(self._torch._C._autograd.SavedTensor, "unpack_hook"):
-            return  # an older torch: reading a saved tensor would run its hooks, which recomputes checkpointed layers
-        todo = [tensor.grad_fn for _, tensor in self._tensors_in(outputs)]
-        known = set()
-        while todo:
-            node = todo.pop()
-            if node is None or node in known:
-                continue
-            known.add(node)
-            self._see_saved_by(node)
-            todo.extend(following for following, _ in node.next_functions)
-
     def living(self) -> None:
         """See every tensor that Python code holds now."""
         for thing in gc.get_objects():
@@ -117,7 +105,18 @@ class Sightings:
                 else:
                     self._see("tensor", "", thing)
 
-    def _see_saved_by(self, node: Any) -> None:
+    def tensors_of(self, value: Any) -> Iterator[Any]:
+        """Yield the tensors in a value."""
+        return (tensor for _, tensor in self._tensors_in(value))
+
+    def owner_of(self, parameter: Any) -> str:
+        """Return the path of the module that a parameter belongs to."""
+        return self._name_of(parameter).rpartition(".")[0]
+
+    def saved_by(self, node: Any) -> None:
+        """See what an autograd node keeps for backward, without unpacking anything that a hook packed."""
+        if not self._saved_can_be_read:
+            return
         kind = type(node)
         if kind not in self._walked:
             self._walked[kind] = tuple(name for name in dir(node) if name.startswith("_raw_saved_"))

@@ -17,6 +17,7 @@ class Mark(NamedTuple):
     step: int
     phase: str
     module: str
+    op: str
 
 
 class Tape:
@@ -27,7 +28,7 @@ class Tape:
         self.recording = False
         self.step = 1
         self.phase = "load"
-        self.marks: list[Mark] = [Mark(0, 1, "load", "")]
+        self.marks: list[Mark] = [Mark(0, 1, "load", "", "")]
         self._paths = threading.local()
 
     def position(self) -> int:
@@ -46,9 +47,9 @@ class Tape:
             stack = self._paths.stack = []
         return stack
 
-    def mark(self, module: str) -> None:
-        """Note that the program is in `module` now, and in the current phase and step."""
-        mark = Mark(self.position(), self.step, self.phase, module)
+    def mark(self, module: str, op: str = "") -> None:
+        """Note that the program is in `module` now, or in the backward of one of its ops, in this phase and step."""
+        mark = Mark(self.position(), self.step, self.phase, module, op)
         last = self.marks[-1]
         if last[1:] == mark[1:]:
             return
