@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memsim.optimizers import OptimizerRule, rules
-from memsim.optimizers.arguments import Optional, Required
+from memsim.optimizers.arguments import Opaque, Optional, Required
 
 _SHAPES = {"weight": (4, 3), "bias": (3,)}
 
@@ -80,7 +80,9 @@ def test_the_arguments_of_a_rule_are_those_of_the_real_constructor(class_path):
     assert set(rule.arguments) == {p.name for p in keywords}
     for p in keywords:
         declared = rule.arguments[p.name]
-        if isinstance(declared, Required):
+        if isinstance(declared, Opaque):
+            assert p.default is not p.empty, p.name
+        elif isinstance(declared, Required):
             assert p.default is p.empty or p.default == declared.refused, p.name
         elif isinstance(p.default, type):
             assert _import(declared) is p.default, p.name

@@ -32,6 +32,13 @@ class Required(Optional):
         self.refused = refused
 
 
+class Opaque(Optional):
+    """An argument whose default is an object that only the package has (a function, an enum, a dtype).
+
+    `None` stands for that default here.
+    """
+
+
 def complete_arguments(name: str, rule: OptimizerRule, given: Arguments) -> dict[str, Any]:
     """Return the rule's defaults with `given` laid over them, each value of the argument's type.
 

@@ -17,6 +17,7 @@ from memsim.optimizers import (  # noqa: F401  (each registers its rules)
     muon,
     optimi,
     parameter_free,
+    pytorch_optimizer,
     schedulefree,
     simple_packages,
     torchao,
