@@ -69,7 +69,7 @@ def adafactor_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argume
     With `scale_parameter` the learning rate is a scalar tensor, as for every parameter whose root mean square is above
     `eps[1]` (0.001); below it, as for zeros, Python takes the number instead and makes one scalar less.
     """
-    with tape.frame() as local:
+    with tape.step_frame() as local:
         for p in parameters:
             work = TensorSpec(p.tensor.shape, _work_dtype(p))
             converted = work.dtype != p.tensor.dtype

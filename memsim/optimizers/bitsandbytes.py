@@ -114,11 +114,10 @@ def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Ar
     Parameters and gradients are assumed contiguous: others are copied and stay so. The kernels for the CPU have
     temporaries of their own.
     """
-    shared: set[str] = set()
     for p in parameters:
         entries = _state(form, p, args)
         if tape.first_step:
-            _create(tape, p, entries, shared)
+            _create(tape, p, entries)
         if args.get("max_unorm", 0.0) > 0.0 and not any(e.name == "qmap1" for e in entries):
             with tape.frame() as local:
                 copy = p.tensor.dtype != "float32"  # p.data.float()
@@ -127,13 +126,13 @@ def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Ar
                 local.end(*copied)
 
 
-def _create(tape: Tape, p: ParameterSpec, entries: Entries, shared: set[str]) -> None:
+def _create(tape: Tape, p: ParameterSpec, entries: Entries) -> None:
     """Allocate the entries in the order of `init_state`: the tables first, and each of them once per optimizer.
 
     On the CPU the tables are there since the constructor.
     """
-    maps = [e for e in entries if e.shared is not None and e.shared not in shared and not tape.on_cpu]
-    shared.update(e.shared for e in maps if e.shared is not None)
+    maps = [e for e in entries if e.shared is not None and e.shared not in tape.shared and not tape.on_cpu]
+    tape.shared.update(e.shared for e in maps if e.shared is not None)
     tensors = [e for e in entries if e.shared is None and e.name != "step"]
     for entry in (*maps, *tensors):
         tape.allocate(entry.tensor, p.name, entry.name, "optimizer_state")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 from memsim.errors import MemsimError
@@ -106,27 +105,39 @@ class Tape:
     """The events of one step, while they are written.
 
     Args:
-        state: every entry of the optimizer's state, for the entries that this step creates.
         first_step: whether the state does not exist yet.
         on_cpu: whether the parameters are on the CPU, where PyTorch takes other branches here and there.
-        first_key: key of the first event.
     """
 
-    def __init__(
-        self,
-        state: OptimizerState | None = None,
-        *,
-        first_step: bool = False,
-        on_cpu: bool = False,
-        first_key: int = 0,
-    ) -> None:
+    def __init__(self, *, first_step: bool = False, on_cpu: bool = False) -> None:
         self.events: list[StepEvent] = []
         self.first_step = first_step
         self.on_cpu = on_cpu
-        self._state = state
-        self._next_key = first_key
+        self._state: OptimizerState | None = None
+        self._entries: dict[str, Entries] = {}
+        self._next_key = 0
         self._references: dict[int, int] = {}
-        self._shared: set[str] = set()
+        self.shared: set[str] = set()
+        """Keys of the shared storages (`StateEntry.shared`) that this optimizer's step has made already."""
+        self._locals = Frame(self)
+
+    def begin_group(self, state: OptimizerState) -> None:
+        """Turn to the next parameter group, whose state (for the entries that this step creates) is given."""
+        before, self._state = self._state, state
+        self._entries = {parameter.name: entries for parameter, entries in state.by_parameter}
+        if before is not None and before.optimizer.rule is not state.optimizer.rule:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """Return from the `step()` of the optimizer whose groups have come so far."""
+        self._locals.close()
+        self._locals = Frame(self)
+        self.shared = set()
+
+    @contextmanager
+    def step_frame(self) -> Iterator[Frame]:
+        """Reopen the variables of `step()` itself, for code that loops over the groups: they outlive each of them."""
+        yield self._locals
 
     def create_state(self, of: ParameterSpec | None = None, name: str | None = None) -> None:
         """Allocate every state entry if this is the first step and no constructor did.
@@ -143,16 +154,11 @@ class Tape:
                 if name in (None, entry.name):
                     self._create(parameter.name, entry)
 
-    @cached_property
-    def _entries(self) -> dict[str, Entries]:
-        assert self._state is not None
-        return {parameter.name: entries for parameter, entries in self._state.by_parameter}
-
     def _create(self, parameter: str, entry: StateEntry) -> None:
-        if entry.tensor.dtype.startswith("python:") or entry.shared in self._shared:
+        if entry.tensor.dtype.startswith("python:") or entry.shared in self.shared:
             return
         if entry.shared is not None:
-            self._shared.add(entry.shared)
+            self.shared.add(entry.shared)
         self.allocate(entry.storage or entry.tensor, parameter, entry.name, "optimizer_state")
 
     def allocate(
@@ -191,11 +197,6 @@ class Tape:
         frame = Frame(self, names)
         yield frame
         frame.close()
-
-    @property
-    def next_key(self) -> int:
-        """First key that no event of this tape has."""
-        return self._next_key
 
 
 Source = ParameterSpec | TensorSpec
@@ -327,21 +328,20 @@ def step_events(
 def group_step_events(groups: Iterable[Group], *, first_step: bool, on_cpu: bool = False) -> list[StepEvent]:
     """Return the events of one `step()` over several groups, which PyTorch updates one after the other.
 
+    Groups of another class than the one before belong to another optimizer, whose `step()` follows.
+
     Raises:
         UnmodelledStepError: the step of one of them is not known.
     """
-    events: list[StepEvent] = []
-    next_key = 0
+    tape = Tape(first_step=first_step, on_cpu=on_cpu)
     for optimizer, parameters in groups:
         known = step_source(optimizer)
         if known.rule is None:
             raise UnmodelledStepError(f"{optimizer.name}: what step() allocates is not modelled: {known.reason}.")
-        state = derive_state(optimizer, parameters)
-        tape = Tape(state, first_step=first_step, on_cpu=on_cpu, first_key=next_key)
+        tape.begin_group(derive_state(optimizer, parameters))
         known.rule(tape, parameters, optimizer.args)
-        events += tape.events
-        next_key = tape.next_key
-    return events
+    tape.end_step()
+    return tape.events
 
 
 def peak_bytes(

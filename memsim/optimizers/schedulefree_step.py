@@ -1,0 +1,48 @@
+"""Temporaries of `schedulefree`'s optimizers that `transformers.Trainer` builds, read at schedulefree 1.4.1.
+
+Each `step()` loops over the groups itself, so that the last `denom` of one group lives into the next. The gradients are
+changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memsim.model import ParameterSpec
+from memsim.optimizers.rules import Arguments
+from memsim.optimizers.step import Tape, register_step
+
+
+@register_step("schedulefree.AdamWScheduleFree", source="schedulefree/adamw_schedulefree.py:99-209")
+def adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """Foreach (its default) and for-loop."""
+    tape.create_state()
+    _denominators(tape, parameters, args)
+
+
+@register_step("schedulefree.RAdamScheduleFree", source="schedulefree/radam_schedulefree.py:107-235")
+def radam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """The same once the variance is tractable (`rho_t > 4`).
+
+    Later steps are those after the fourth; earlier ones hold less.
+    """
+    tape.create_state()
+    if not tape.first_step and 2 / (1 - args["betas"][1]) - 1 > 4:
+        _denominators(tape, parameters, args)
+
+
+@register_step("schedulefree.SGDScheduleFree", source="schedulefree/sgd_schedulefree.py:104-181")
+def sgd_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
+    """Everything is in place."""
+    tape.create_state()
+
+
+def _denominators(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """`denom = exp_avg_sq.div(bias_correction2).sqrt_().add_(eps)`, or a list of them."""
+    with tape.step_frame() as local:
+        if args["foreach"]:
+            if parameters:
+                local.new_each("denom", parameters)
+        else:
+            for p in parameters:
+                local.new("denom", p)
