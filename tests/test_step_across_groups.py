@@ -42,6 +42,14 @@ def test_the_step_of_schedulefree_is_the_real_one(name, num_steps, foreach, weig
     _check_groups(f"schedulefree.{name}", getattr(schedulefree, name), args, num_steps, dtype)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("module", ["lion_pytorch", "lion_pytorch.foreach"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_step_of_lion_is_the_real_one(module, weight_decay, dtype):
+    lion = pytest.importorskip(module, reason="the oracle is the real package")
+    _check_groups(f"{module}.Lion", lion.Lion, {"weight_decay": weight_decay}, dtype=dtype)
+
+
 @pytest.mark.parametrize("foreach", [True, False])
 def test_the_variables_of_torch_optim_die_with_each_group(foreach):
     _check_groups("torch.optim.AdamW", torch.optim.AdamW, {"foreach": foreach})
