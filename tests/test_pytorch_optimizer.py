@@ -1,4 +1,4 @@
-"""The optimizers of `pytorch_optimizer` against their rules: every entry of every real state, two real steps on the CPU."""
+"""The optimizers of `pytorch_optimizer` against their rules: every entry of every real state, after two real steps."""
 
 from __future__ import annotations
 

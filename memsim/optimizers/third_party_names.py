@@ -20,6 +20,7 @@ from memsim.optimizers import (  # noqa: F401  (each registers its rules)
     pytorch_optimizer,
     schedulefree,
     simple_packages,
+    torch_optimizer,
     torchao,
 )
 from memsim.optimizers.registry import OptimizerName, register_names
