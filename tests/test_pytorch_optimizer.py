@@ -30,7 +30,7 @@ SMALL = {
 }
 """Preconditioners take cubic time, so these are small."""
 
-GROUPED = {"GaLore", "Fira", "APOLLO", "Muon", "MuonClip", "AdaGO", "AdaMuon", "NorMuon"}
+GROUPED = {"GaLore", "Fira", "APOLLO", "Muon", "MuonClip", "DistributedMuon", "AdaGO", "AdaMuon", "NorMuon"}
 SPECIAL = GROUPED | {"AdaHessian", "SophiaH", "AliG", "BSAM", "LOMO", "AdaLOMO", "Conda"}
 SQUARE = {"Kron", "Shampoo", "SOAP", "SPlus"}
 PLAIN = sorted(
@@ -122,6 +122,7 @@ def test_an_argument_that_changes_the_state_is_followed(name, args, dtype):
     ("name", "args"),
     [
         ("SOAP", {"precondition_1d": True}),
+        ("SOAP", {"precondition_1d": True, "max_precondition_dim": 10}),
         ("SOAP", {"max_precondition_dim": 10}),
         ("SPlus", {"max_dim": 20}),
         ("Shampoo", {"momentum": 0.9}),
@@ -223,6 +224,18 @@ def test_conda_is_the_real_state(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["Muon", "MuonClip", "AdaGO", "AdaMuon", "NorMuon"])
 def test_muon_and_its_kin_are_the_real_state_of_both_groups(name, dtype):
+    check_both_groups(name, dtype)
+
+
+def test_distributed_muon_on_one_process_is_the_real_state_of_both_groups():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        check_both_groups("DistributedMuon", "float32")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def check_both_groups(name, dtype):
     parameters = oracle.make_parameters(SMALL | {"embed_tokens.weight": (50, 8), "lm_head.weight": (50, 8)}, dtype)
     hidden = [p for n, p in parameters.items() if p.ndim >= 2 and "." not in n]
     rest = [p for n, p in parameters.items() if p.ndim < 2 or "." in n]

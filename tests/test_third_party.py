@@ -174,7 +174,7 @@ def test_lion_pytorch_is_the_real_state(class_path, dtype):
     check(class_path, dtype, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_adabelief_is_the_real_state(amsgrad, dtype):
     check("adabelief_pytorch.AdaBelief", dtype, amsgrad=amsgrad, print_change_log=False)

@@ -95,9 +95,10 @@ register(
     source="adabelief_pytorch/AdaBelief.py:162-173",
 )
 def adabelief(parameter: ParameterSpec, args: Arguments) -> Entries:
-    """Two moments, three with `amsgrad`."""
+    """Two moments, three with `amsgrad`; in float32 for float16 weights, which are made float32 for the step."""
     moments = ("exp_avg", "exp_avg_var") + (("max_exp_avg_var",) if args["amsgrad"] else ())
-    return (python_number("step"), *(like(name, parameter) for name in moments))
+    dtype = "float32" if parameter.tensor.dtype == "float16" else parameter.tensor.dtype
+    return (python_number("step"), *(like(name, parameter, dtype) for name in moments))
 
 
 _ADAM_ATAN2: dict[str, Any] = {

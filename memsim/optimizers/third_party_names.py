@@ -77,4 +77,36 @@ TRAINER = (
     _trainer("stable_adamw", "optimi.StableAdamW", **_ADAM),
 )
 
+_MASTER: dict[str, Any] = {"master_weights": True, "capturable": True}
+
+# Short names; `muon` is what people train with, since torch.optim.Muon alone takes hidden matrices only.
+SHORT = tuple(
+    OptimizerName(name=name, class_path=class_path, args=args)
+    for name, class_path, args in (
+        ("muon", "Muon+AdamW", {}),
+        ("muon_with_aux_adam", "muon.SingleDeviceMuonWithAuxAdam", {}),
+        ("moonlight_muon", "moonlight.examples.toy_train.Muon", {}),
+        ("adam_mini", "adam_mini.Adam_mini", {}),
+        ("prodigy", "prodigyopt.Prodigy", {}),
+        ("prodigy_plus", "prodigyplus.ProdigyPlusScheduleFree", {}),
+        ("dadapt_adam", "dadaptation.DAdaptAdam", {}),
+        ("came", "came_pytorch.CAME", {}),
+        ("adabelief", "adabelief_pytorch.AdaBelief", {}),
+        ("adan", "pytorch_optimizer.Adan", {}),
+        ("soap", "pytorch_optimizer.SOAP", {}),
+        ("shampoo", "pytorch_optimizer.Shampoo", {}),
+        ("splus", "pytorch_optimizer.SPlus", {}),
+        ("sophia", "pytorch_optimizer.SophiaH", {}),
+        ("kron", "kron_torch.Kron", {}),
+        ("fira", "fira.FiraAdamW", _ALL_LINEAR),
+        ("adamw_fp8", "torchao.optim.AdamWFp8", {}),
+        ("adamw_bf16_stochastic", "torchao.optim.adam._AdamW", {"bf16_stochastic_round": True}),
+        ("adamw_cpu_offload", "torchao.optim.CPUOffloadOptimizer", {}),
+        ("adamw_fp32_master", "apex.optimizers.FusedAdam", _MASTER),
+        ("adamw_megatron", "megatron.core.optimizer.Float16OptimizerWithFloat16Params", {}),
+        ("adamw_zero1", "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer", {}),
+    )
+)
+
 register_names(TRAINER)
+register_names(SHORT)

@@ -101,12 +101,19 @@ _TABLE: Mapping[str, tuple[str, str] | tuple[str, str, Mapping[str, str]]] = {
 }
 # fmt: on
 
+_WITHOUT_GRADIENT = "State of parameters without a gradient."
+_IGNORES = {
+    "MADGRAD": _WITHOUT_GRADIENT,
+    "Adahessian": _WITHOUT_GRADIENT,
+    "Lamb": "Weights or updates whose norm is zero: their trust ratio is a Python number.",
+}
+
 for _name, (_source, *_entries) in _TABLE.items():
     register(
         f"torch_optimizer.{_name}",
         arguments=_ARGUMENTS[_name],
         source=_source,
-        ignores="State of parameters without a gradient." if _name in {"MADGRAD", "Adahessian"} else "",
+        ignores=_IGNORES.get(_name, ""),
         **_FACTS,
     )(table_rule(*_entries))
 

@@ -121,7 +121,12 @@ def soap(parameter: ParameterSpec, args: Arguments) -> Entries:
         for i, size in enumerate(shape)
         if size <= args["max_precondition_dim"] and (len(shape) > 1 or args["precondition_1d"])
     ]
-    squares = (tensor(f"{name}[{i}]", (size, size), dtype) for name in ("GG", "Q") for i, size in kept)
+    squares = (
+        tensor(f"{name}[{i}]", (size, size), dtype)
+        for name in ("GG", "Q")
+        for i, size in kept
+        if size or name == "GG"  # an empty tensor has no eigenvectors
+    )
     numbers = (python_number("precondition_frequency"), python_number("shampoo_beta", "float"))
     return (*_moments(parameter.tensor), *squares, *numbers)
 
@@ -182,6 +187,7 @@ def _muon(name: str, line: str) -> Callable[[ParameterRule], ParameterRule]:
 
 
 @_muon("Muon", "muon.py:129")
+@_muon("DistributedMuon", "distributed_muon.py:105")
 @_muon("MuonClip", "muon_clip.py:10, muon.py:129")
 def muon(parameter: ParameterSpec, args: Arguments) -> Entries:
     """One momentum for hidden matrices (groups with `use_muon`), AdamW's two moments for the rest."""
