@@ -32,7 +32,7 @@ SMALL = {
 
 GROUPED = {"GaLore", "Fira", "APOLLO", "Muon", "MuonClip", "DistributedMuon", "AdaGO", "AdaMuon", "NorMuon"}
 SPECIAL = GROUPED | {"AdaHessian", "SophiaH", "AliG", "BSAM", "LOMO", "AdaLOMO", "Conda"}
-SQUARE = {"Kron", "Shampoo", "SOAP", "SPlus"}
+SQUARE = {"Alice", "Kron", "Shampoo", "SOAP", "SPlus"}
 PLAIN = sorted(
     name
     for name in (path.removeprefix("pytorch_optimizer.") for path in rules() if path.startswith("pytorch_optimizer."))
@@ -98,6 +98,7 @@ def test_ams_bound_adds_a_maximum(name):
         ("BCOS", {"mode": "g"}),
         ("EmoFact", {"use_shadow": True}),
         ("EmoNavi", {"use_shadow": True}),
+        ("FlashAdamW", {"quantize": False}),
         ("Fromage", {"p_bound": 1.0}),
         ("GrokFastAdamW", {"grokfast": False}),
         ("LARS", {"momentum": 0.0}),
@@ -125,6 +126,7 @@ def test_an_argument_that_changes_the_state_is_followed(name, args, dtype):
         ("SOAP", {"precondition_1d": True, "max_precondition_dim": 10}),
         ("SOAP", {"max_precondition_dim": 10}),
         ("SPlus", {"max_dim": 20}),
+        ("Alice", {"rank": 8, "leading_basis": 4}),
         ("Shampoo", {"momentum": 0.9}),
         ("Kron", {"memory_save_mode": "one_diag"}),
         ("Kron", {"memory_save_mode": "smart_one_diag"}),
@@ -216,6 +218,11 @@ def test_galore_projects_from_the_side_that_it_is_told(projection_type):
     oracle.assert_state_equals("pytorch_optimizer.GaLore", group, optimizer, parameters)
 
 
+@pytest.mark.parametrize("bits", [24, 32])
+def test_flash_adamw_keeps_the_bits_that_bfloat16_weights_lack(bits):
+    check("FlashAdamW", "bfloat16", master_weight_bits=bits)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_conda_is_the_real_state(dtype):
     check("Conda", dtype, SMALL)
@@ -251,6 +258,7 @@ def check_both_groups(name, dtype):
         ("SOAP", {"merge_dims": True}, "merge_dims"),
         ("APOLLO", {"projection_type": "left"}, "projection_type"),
         ("Conda", {"projection_type": "full"}, "projection_type"),
+        ("SPAM", {"density": 0.5}, "random size"),
     ],
 )
 def test_what_is_not_modelled_is_an_error(name, args, message):

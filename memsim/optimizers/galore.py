@@ -109,7 +109,7 @@ def galore_adafactor(parameter: ParameterSpec, args: Arguments) -> Entries:
         "is_paged": False,
     },
     source="galore_torch/adamw8bit.py:11-82, bitsandbytes/optim/optimizer.py:492-532 @0.50.2",
-    ignores=_LAYERWISE,
+    ignores=_LAYERWISE + " With layerwise, the pair of maps (2,048 bytes on the host) of parameters kept in 32 bits.",
     **_GALORE,
     **_COMMON,
 )

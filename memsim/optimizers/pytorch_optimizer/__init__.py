@@ -1,3 +1,3 @@
 """State of the optimizers of the `pytorch_optimizer` package (kozistr), version 4.1.0."""
 
-from memsim.optimizers.pytorch_optimizer import irregular, matrices, uniform  # noqa: F401  (each registers its rules)
+from memsim.optimizers.pytorch_optimizer import irregular, matrices, reduced, uniform  # noqa: F401  (each registers its rules)

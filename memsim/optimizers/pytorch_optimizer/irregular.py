@@ -165,7 +165,7 @@ def adalite(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG0
     shape, dtype = parameter.tensor.shape, parameter.tensor.dtype
     if len(shape) < 2:
         return (like("m_avg", parameter), like("v_avg", parameter))
-    rows, columns = _matrix(parameter)
+    rows, columns = as_matrix(parameter)
     return (
         tensor("v_avg_0", (rows,), dtype),
         tensor("v_avg_1", (columns,), dtype),
@@ -178,12 +178,12 @@ def adalite(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG0
 @known("RACS", "racs.py:72")
 def racs(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG001
     """A scale for each row and each column of the weight as a matrix, and a norm."""
-    rows, columns = _matrix(parameter)
+    rows, columns = as_matrix(parameter)
     dtype = parameter.tensor.dtype
     return (tensor("s", (rows,), dtype), tensor("q", (columns,), dtype), tensor("theta", (), dtype))
 
 
-def _matrix(parameter: ParameterSpec) -> tuple[int, int]:
+def as_matrix(parameter: ParameterSpec) -> tuple[int, int]:
     """Return rows and columns of the weight as a matrix: all dimensions but the first merged, a vector as a column."""
     shape, numel = parameter.tensor.shape, parameter.tensor.numel
     if len(shape) < 2:
