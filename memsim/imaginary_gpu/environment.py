@@ -17,6 +17,10 @@ MAX_DEVICES = 16
 _DROPPED = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """They choose among real GPUs."""
 
+_DATA_CHECKS_OFF = {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"}
+"""Values on the GPU are zero, so transformers would count no image placeholders in a text and refuse the images: its
+own switch turns such checks off (torch_compilable_check, utils/import_utils.py:1983 @transformers 5.24)."""
+
 
 def child_environment(
     gpu: GPU,
@@ -45,6 +49,8 @@ def child_environment(
     environment["LD_PRELOAD"] = _joined(_preload(folder), environment.get("LD_PRELOAD"))
     environment["LD_LIBRARY_PATH"] = _joined([str(folder)], environment.get("LD_LIBRARY_PATH"))
     environment["TRITON_LIBCUDA_PATH"] = str(folder)
+    for name, value in _DATA_CHECKS_OFF.items():
+        environment.setdefault(name, value)
     if installation.source == "cache":
         environment["PYTHONPATH"] = _joined([str(installation.torch_path)], environment.get("PYTHONPATH"))
     return environment

@@ -100,7 +100,8 @@ class Watch:
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if not self.tape.recording or self._backward_depth:
+            tracing = self.torch._guards.TracingContext.try_get() is not None  # torch.compile differentiates on paper
+            if not self.tape.recording or self._backward_depth or tracing:
                 return original(*args, **kwargs)
             outputs = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
             self.graph.begin(outputs)
@@ -145,6 +146,8 @@ class Watch:
         self.notes.append("The program's own calls of _record_memory_history were left out: memsim records.")
 
     def _before_forward(self, module: Any, _args: Any) -> None:
+        if self.torch.compiler.is_compiling():  # torch.compile would take the hook into its graph
+            return
         modules = self.tape.modules
         if not modules and not self._backward_depth and threading.current_thread() is threading.main_thread():
             self._call_from_outside(module)
@@ -176,6 +179,8 @@ class Watch:
 
     def _after_forward(self, module: Any, args: Any, *rest: Any) -> None:
         """Take the end of a forward; `rest` is (kwargs, output), or (output,) where it raised or torch is older."""
+        if self.torch.compiler.is_compiling():
+            return
         kwargs, output = rest if len(rest) == 2 else ({}, *rest)
         modules = self.tape.modules
         while modules and modules.pop() is not module:

@@ -146,6 +146,8 @@ class Sightings:
         try:
             if tensor is None or tensor.device.type != "cuda" or tensor.device.index not in {0, None}:
                 return
+            if type(tensor).__name__ == "FakeTensor":  # torch.compile's, of no storage
+                return
             if hasattr(tensor, "__tensor_flatten__"):
                 for attribute in tensor.__tensor_flatten__()[0]:
                     self._see(kind, name, getattr(tensor, attribute), op=op, steady=steady)
