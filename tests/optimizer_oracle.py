@@ -134,6 +134,8 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
             yield from (t for item in value.values() for t in tensors(item))
         elif isinstance(value, (list, tuple)):
             yield from (t for item in value for t in tensors(item))
+        elif hasattr(value, "__dict__"):
+            yield from tensors(vars(value))
 
     return list(tensors(dict(optimizer.state)))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 from memsim.errors import MemsimError
@@ -36,7 +37,7 @@ class StepEvent(NamedTuple):
     parameter: str
     """The parameter that it belongs to; empty where there is none."""
     name: str
-    """The state entry's name, or the variable's in the optimizer's code."""
+    """The state entry's name, the variable's in the optimizer's code, or the operation's."""
 
 
 StepRule = Callable[["Tape", Sequence[ParameterSpec], Arguments], None]
@@ -53,6 +54,8 @@ class StepSource:
     """File and lines of the code that it mirrors."""
     reason: str = ""
     """Why the step is not modelled."""
+    ignores: str = ""
+    """What the rule leaves out or takes for granted, in a sentence."""
 
 
 class UnmodelledStepError(MemsimError):
@@ -63,7 +66,7 @@ _STEPS: dict[str, Callable[[Arguments], StepSource]] = {}
 
 
 def register_step(
-    *class_paths: str, source: str, refuses: Callable[[Arguments], str] = lambda _: ""
+    *class_paths: str, source: str, refuses: Callable[[Arguments], str] = lambda _: "", ignores: str = ""
 ) -> Callable[[StepRule], StepRule]:
     """Register the decorated function as the step rule of one or more classes.
 
@@ -71,7 +74,7 @@ def register_step(
     """
 
     def decorate(rule: StepRule) -> StepRule:
-        known = StepSource(rule=rule, source=source)
+        known = StepSource(rule=rule, source=source, ignores=ignores)
 
         def choose(args: Arguments) -> StepSource:
             reason = refuses(args)
@@ -119,6 +122,8 @@ class Tape:
         self._references: dict[int, int] = {}
         self.shared: set[str] = set()
         """Keys of the shared storages (`StateEntry.shared`) that this optimizer's step has made already."""
+        self.variables = SimpleNamespace()
+        """Variables of `step()` itself that hold a `ShapeTensor`: they outlive each group, and die with the step."""
         self._locals = Frame(self)
 
     def begin_group(self, state: OptimizerState) -> None:
@@ -133,11 +138,21 @@ class Tape:
         self._locals.close()
         self._locals = Frame(self)
         self.shared = set()
+        self.variables = SimpleNamespace()
 
     @contextmanager
     def step_frame(self) -> Iterator[Frame]:
         """Reopen the variables of `step()` itself, for code that loops over the groups: they outlive each of them."""
         yield self._locals
+
+    @property
+    def creates_state(self) -> bool:
+        """Whether this step makes the state of the current group: it is the first one, and no constructor did."""
+        return self.first_step and self._state is not None and self._state.optimizer.rule.created == "first step"
+
+    def entries(self, of: ParameterSpec) -> Entries:
+        """Return the state entries of a parameter of the current group."""
+        return self._entries[of.name]
 
     def create_state(self, of: ParameterSpec | None = None, name: str | None = None) -> None:
         """Allocate every state entry if this is the first step and no constructor did.
@@ -146,7 +161,7 @@ class Tape:
             of: only the entries of this parameter.
             name: only the entry of this name.
         """
-        if not self.first_step or self._state is None or self._state.optimizer.rule.created == "constructor":
+        if self._state is None or not self.creates_state:
             return
         each = self._state.by_parameter if of is None else ((of, self._entries[of.name]),)
         for parameter, entries in each:

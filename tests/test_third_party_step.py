@@ -1,0 +1,130 @@
+"""Each allocation and free of the real `step()` of optimizers outside torch, as memsim writes it.
+
+The expected side is the package's own class, run on the CPU; a package that is not installed is skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optimizer_oracle as oracle
+import pytest
+import step_oracle
+import torch
+from storage_tracker import StorageTracker
+
+from memsim.optimizers import resolve_optimizer, step_source
+from memsim.optimizers.step import step_events
+
+SHAPES = {"tall": (10, 7), "vector": (12,), "wide": (3, 9), "square": (5, 5), "bias": (4,)}
+WITH_CONV = {**SHAPES, "conv": (4, 3, 5, 2), "scalar": ()}
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+def check(
+    class_path: str,
+    cls: Callable[..., Any],
+    parameters: Parameters,
+    args: Mapping[str, Any] | None = None,
+    *,
+    group: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+    num_steps: int = 2,
+    state: Callable[[Any], Any] = oracle.state_tensors,
+    between: Callable[[Any], None] = lambda _: None,
+) -> None:
+    """Compare the first step and the last of `num_steps`; of what `state` returns, every death is seen.
+
+    `group` is what 2-D parameters have besides, `own` are memsim's own switches. `between` changes values in the
+    optimizer after each step, where they choose a branch.
+    """
+    args = args or {}
+    optimizer = cls(_groups(parameters, group) if group else list(parameters.values()), **args)
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    resolved = resolve_optimizer(class_path, {**args, **(group or {}), **(own or {})})
+    assert step_source(resolved).rule is not None, step_source(resolved).reason
+    for number in range(1, num_steps + 1):
+        oracle.fill_gradients(parameters.values())
+        tracker = StorageTracker([*parameters.values(), *(p.grad for p in parameters.values())], state(optimizer))
+        with tracker:
+            optimizer.step()
+        if number in (1, num_steps):
+            events = step_events(resolved, oracle.specs(parameters), first_step=number == 1, on_cpu=True)
+            assert_same(f"{class_path} {args} {group or ''}, step {number}", tracker, events)
+        between(optimizer)
+
+
+def assert_same(what: str, tracker: StorageTracker, events: list[Any]) -> None:
+    """Assert equal events, and say of which optimizer they are."""
+    try:
+        step_oracle.assert_same_events(tracker, events)
+    except AssertionError as error:
+        raise AssertionError(f"{what}: {error}") from error
+
+
+def _groups(parameters: Parameters, group: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one group a parameter, in order: the 2-D ones with a rank."""
+    return [{"params": [p], **(group if p.ndim == 2 else {})} for p in parameters.values()]
+
+
+def choices(**options: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Return every combination of arguments."""
+    return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+
+
+def _let_gradients_grow(optimizer):
+    """Make the last norm small, so that the norm-growth limiter limits."""
+    for state in optimizer.state.values():
+        for name in {"scaled_grad", "scaling_grad"} & state.keys():
+            state[name].mul_(1e-6)
+
+
+GALORE_GROUP = {"rank": 4, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+
+
+@DTYPES
+@pytest.mark.parametrize("proj_type", ["std", "reverse_std", "left", "right", "full"])
+@pytest.mark.parametrize("update_proj_gap", [1, 200])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_step_of_galore_adamw_is_the_real_one(proj_type, update_proj_gap, dtype):
+    cls = pytest.importorskip("galore_torch", reason="galore-torch is not installed").GaLoreAdamW
+    shapes = SHAPES if proj_type != "reverse_std" else {**SHAPES, "wide": (6, 9)}
+    group = {**GALORE_GROUP, "proj_type": proj_type, "update_proj_gap": update_proj_gap}
+    for args in choices(weight_decay=(0.0, 0.1)):
+        check("galore_torch.GaLoreAdamW", cls, oracle.make_parameters(shapes, dtype), args, group=group)
+
+
+@DTYPES
+@pytest.mark.parametrize("proj_type", ["std", "full"])
+def test_the_step_of_galore_adafactor_is_the_real_one(proj_type, dtype):
+    cls = pytest.importorskip("galore_torch", reason="galore-torch is not installed").GaLoreAdafactor
+    group = {**GALORE_GROUP, "proj_type": proj_type}
+    manual = {"scale_parameter": False, "relative_step": False, "lr": 1e-3}
+    for common, more in itertools.product(({}, manual), choices(beta1=(None, 0.9), weight_decay=(0.0, 0.1))):
+        args = {**common, **more}
+        check("galore_torch.GaLoreAdafactor", cls, oracle.make_parameters(SHAPES, dtype), args, group=group)
+
+
+@DTYPES
+@pytest.mark.parametrize("proj", ["random", "svd"])
+@pytest.mark.parametrize("scale_type", ["channel", "tensor"])
+def test_the_step_of_apollo_is_the_real_one(proj, scale_type, dtype):
+    cls = pytest.importorskip("apollo_torch", reason="apollo-torch is not installed").APOLLOAdamW
+    group = {**GALORE_GROUP, "proj": proj, "scale_type": scale_type}
+    for args in ({}, {"disable_nl": True}, {"scale_front": True, "weight_decay": 0.1}):
+        parameters = oracle.make_parameters(SHAPES, dtype)
+        check("apollo_torch.APOLLOAdamW", cls, parameters, args, group=group, between=_let_gradients_grow)
+
+
+@DTYPES
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_step_of_fira_is_the_real_one(dtype):
+    cls = pytest.importorskip("fira", reason="fira is not installed").FiraAdamW
+    group = {"rank": 4, "update_proj_gap": 200, "alpha": 1.0, "proj_type": "std"}
+    parameters = oracle.make_parameters(SHAPES, dtype)
+    check("fira.FiraAdamW", cls, parameters, group=group, between=_let_gradients_grow)
