@@ -66,11 +66,25 @@ def watch_this_process(settings: str) -> None:
 
         Watch(torch, folder=Path(data["folder"]), max_steps=data["steps"]).install()
 
-    def safetensors_is_there(module: ModuleType) -> None:
+    callbacks: dict[str, Callback] = {
+        "torch": torch_is_there,
+        "safetensors.torch": _with_watch(lambda watch, module: watch.announce(module, "save_file", "save")),
+        "transformers.generation.stopping_criteria": _with_watch(
+            lambda watch, module: watch.generation.criteria_are_there(module)
+        ),
+        "transformers.generation.utils": _with_watch(lambda watch, module: watch.generation.loop_is_there(module)),
+    }
+    sys.meta_path.insert(0, _AfterImport(callbacks))
+
+
+def _with_watch(then: Callable[[Any, ModuleType], None]) -> Callback:
+    """Return a callback that gets the watch over this process, and does nothing where torch was never imported."""
+
+    def callback(module: ModuleType) -> None:
         from .program import current
 
         watch = current()
         if watch is not None:
-            watch.announce(module, "save_file", "save")
+            then(watch, module)
 
-    sys.meta_path.insert(0, _AfterImport({"torch": torch_is_there, "safetensors.torch": safetensors_is_there}))
+    return callback

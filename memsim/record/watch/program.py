@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from .generation import Generation
 from .graph import Graph
 from .sightings import Sightings
 from .tape import Tape
@@ -44,6 +45,7 @@ class Watch:
         self.max_steps = max_steps
         self.ooms: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.generation = Generation(self.notes)
         self._pid = 0
         self._ended = False
         self._backward_depth = 0
