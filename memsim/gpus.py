@@ -47,12 +47,10 @@ def find_gpu(name: str) -> GPU:
     known = _by_key().get(_key(name))
     if known is not None:
         return known
-    try:
-        num_bytes = parse_bytes(name)
-    except UsageError:
-        names = [spelled for gpu in _GPUS for spelled in (gpu.name, *gpu.aliases)]
-        raise UnknownNameError("GPU", name, names, "`memsim gpus` lists all; a size such as 24GiB works too.") from None
-    return _of_size(num_bytes, name)
+    if re.fullmatch(r"[\d.]+\s*[kmgt]i?b", name.strip().lower()):
+        return _of_size(parse_bytes(name), name)
+    names = [spelled for gpu in _GPUS for spelled in (gpu.name, *gpu.aliases)]
+    raise UnknownNameError("GPU", name, names, "`memsim gpus` lists all; a size such as 24GiB works too.")
 
 
 def all_gpus() -> tuple[GPU, ...]:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from memsim.errors import MemsimError, UsageError
@@ -49,16 +51,16 @@ def fetch(version: str | None = None) -> Installation:
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         raise UsageError(f"--torch {version!r} is not a version: give one such as {DEFAULT_TORCH}.")
     target = fetched_folder() / version
-    found = read_installation(target, "cache")
-    if found is None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".fetching-", dir=target.parent))
-        try:
-            _fetch_into(work, version)
-            _place(work / "site", target)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    with _one_at_a_time(target):
         found = read_installation(target, "cache")
+        if found is None:
+            work = Path(tempfile.mkdtemp(prefix=".fetching-", dir=target.parent))
+            try:
+                _fetch_into(work, version)
+                (work / "site").rename(target)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+            found = read_installation(target, "cache")
     if found is None:
         shutil.rmtree(target, ignore_errors=True)
         raise MemsimError(
@@ -66,6 +68,20 @@ def fetch(version: str | None = None) -> Installation:
             "Point pip at PyPI or at https://download.pytorch.org/whl/cu130 (PIP_INDEX_URL), and run it again."
         )
     return checked(found)
+
+
+@contextmanager
+def _one_at_a_time(target: Path) -> Iterator[None]:
+    """Let one process fetch a version; the others wait and find it there."""
+    import fcntl
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with (target.parent / f".{target.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise MemsimError(f"cannot write into memsim's cache {target.parent}: {error}") from error
 
 
 def _fetch_into(work: Path, version: str) -> None:
@@ -95,11 +111,3 @@ def _pip(*arguments: str) -> None:
         lines = [line for line in process.stderr.splitlines() if line.startswith("ERROR") or "No module named" in line]
         why = "\n".join(lines[:2]) or process.stderr.strip()[-300:]
         raise MemsimError(f"pip could not fetch {arguments[-1]}:\n{why}")
-
-
-def _place(site: Path, target: Path) -> None:
-    try:
-        site.rename(target)
-    except OSError:
-        if not (target / "torch").is_dir():  # nobody else placed the same build meanwhile
-            raise

@@ -186,7 +186,7 @@ int cudnnSetRNNDataDescriptor(sequence *data, int type, int layout, int max_leng
 
 static size_t element_size(int type) { return type == 0 ? 4 : type == 1 ? 8 : 2; } /* float, double, half or bfloat16 */
 static size_t gates(const recurrent *rnn) { return rnn->mode == LSTM ? 4 : rnn->mode == GRU ? 3 : 1; }
-static size_t biases(const recurrent *rnn) { return rnn->bias == 0 ? 0 : rnn->bias == 3 ? 2 : 1; }
+static size_t biases(const recurrent *rnn) { return rnn->bias == 0 ? 0 : rnn->bias == 2 ? 2 : 1; }
 static size_t directions(const recurrent *rnn) { return rnn->bidirectional ? 2 : 1; }
 
 static size_t width(const recurrent *rnn) { /* of a layer's output in one direction */
@@ -212,9 +212,12 @@ int cudnnGetRNNWeightSpaceSize(void *handle, const recurrent *rnn, size_t *size)
     return CUDNN_OK;
 }
 
-static void describe(tensor *made, int type, int rows, int columns) {
-    const int dims[3] = {1, rows, columns}, strides[3] = {rows * columns, columns, 1};
+/* An absent part has no address and a shape without elements. */
+static void describe(tensor *made, int type, size_t rows, size_t columns, char **address, const char *start, size_t offset) {
+    int is_there = rows && columns;
+    const int dims[3] = {1, (int)rows, (int)columns}, strides[3] = {(int)(rows * columns), (int)columns, 1};
     if (made) set_dims(made, type, 3, dims, strides);
+    if (address) *address = is_there ? (char *)start + offset * element_size(type) : NULL;
 }
 
 /* The matrix and the bias of one gate; `id` counts the gates of the input, then of the recurrence, then the projection. */
@@ -229,17 +232,11 @@ int cudnnGetRNNWeightParams(void *handle, const recurrent *rnn, int layer, size_
     }
     at += is_recurrent ? num * hidden * input + (gate - num) * hidden * width(rnn) : gate * hidden * input;
     bias_at += ((size_t)layer * biases(rnn) * num + gate) * hidden;
-    int has_bias = !is_projection && gate < biases(rnn) * num;
-    if (is_projection && hidden == width(rnn)) {
-        describe(matrix, rnn->type, 0, 0);
-        *matrix_address = NULL;
-    } else {
-        describe(matrix, rnn->type, (int)(is_projection ? width(rnn) : hidden),
-                 (int)(is_projection ? hidden : is_recurrent ? width(rnn) : input));
-        *matrix_address = (char *)space + at * element_size(rnn->type);
-    }
-    describe(bias, rnn->type, has_bias ? rnn->hidden : 0, has_bias);
-    *bias_address = has_bias ? (char *)space + bias_at * element_size(rnn->type) : NULL;
+    int has_projection = hidden != width(rnn), has_bias = !is_projection && gate < biases(rnn) * num;
+    size_t rows = is_projection ? (has_projection ? width(rnn) : 0) : hidden;
+    size_t columns = is_projection ? hidden : is_recurrent ? width(rnn) : input;
+    describe(matrix, rnn->type, rows, columns, matrix_address, space, at);
+    describe(bias, rnn->type, has_bias ? hidden : 0, has_bias, bias_address, space, bias_at);
     return CUDNN_OK;
 }
 
