@@ -1,8 +1,8 @@
 """Optimizers with float32 master weights: they need a GPU to run, so published figures and arithmetic are the measure.
 
 ZeRO (arXiv:1910.02054, section 3.1): mixed-precision Adam keeps float32 weights, momentum and variance, K = 12 bytes a
-parameter. Megatron-LM (docs of the distributed optimizer): 18 bytes with bfloat16 weights (2) and float32 gradients (4),
-which leaves 12.
+parameter. Megatron-LM (docs of the distributed optimizer): 18 bytes with bfloat16 weights (2) and float32 gradients
+(4), which leaves 12.
 """
 
 from __future__ import annotations

@@ -368,3 +368,15 @@ def test_torch_muon_beside_adamw_is_the_real_state_of_the_two_optimizers(dtype):
         adamw.step()
     state = dict(muon.state) | dict(adamw.state)
     oracle.assert_state_equals("Muon+AdamW", {}, state, parameters, MUON_MODULES)
+
+
+def test_muon_leaves_to_adam_what_adam_patterns_names():
+    class_path = "muon.SingleDeviceMuonWithAuxAdam"
+    parameters = oracle.make_parameters(MUON_SHAPES)
+    hidden = [p for name, p in parameters.items() if name.startswith("model.layers.0.q_proj") and p.ndim == 2]
+    rest = [p for p in parameters.values() if p is not hidden[0]]
+    groups = [{"params": hidden, "use_muon": True}, {"params": rest, "use_muon": False}]
+    optimizer = real_class(class_path)(groups)
+    oracle.step_twice(optimizer, parameters)
+    args = {"adam_patterns": ["*wte*", "lm_head.*", "*experts*"]}
+    oracle.assert_state_equals(class_path, args, optimizer, parameters, MUON_MODULES)

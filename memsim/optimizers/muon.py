@@ -11,6 +11,7 @@ from typing import Any
 
 from memsim.errors import UsageError
 from memsim.model import ParameterSpec
+from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like, python_number, step_tensor
 
@@ -27,13 +28,15 @@ ADAM_PATTERNS = (
 """Names of input and output embeddings in common models."""
 
 _FACTS: dict[str, Any] = {"package": "muon-optimizer", "version": "0.1.0"}
-_GROUPS: dict[str, Any] = {"adam_patterns": ADAM_PATTERNS}
+GROUPS: dict[str, Any] = {"adam_patterns": Optional(str, tuple, list)}
+"""Patterns of the names that Adam takes besides vectors and embeddings; `None` is `ADAM_PATTERNS`."""
 _SINGLE: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
 
 
 def takes_muon(parameter: ParameterSpec, args: Arguments) -> bool:
     """Return whether a parameter is a hidden matrix: two dimensions or more, and neither embedding nor head."""
-    patterns = args["adam_patterns"]
+    given = args["adam_patterns"]
+    patterns = ADAM_PATTERNS if given is None else (given,) if isinstance(given, str) else given
     return (
         len(parameter.tensor.shape) >= 2
         and parameter.module_class != "Embedding"
@@ -53,7 +56,7 @@ def single_device_muon(parameter: ParameterSpec, args: Arguments) -> Entries:  #
     arguments={},
     source="muon.py:196-245",
     by_name=True,
-    own_arguments=_GROUPS,
+    own_arguments=GROUPS,
     **_FACTS,
 )
 def muon_with_adam(parameter: ParameterSpec, args: Arguments) -> Entries:
@@ -86,7 +89,8 @@ def _refuse_convolutions(parameter: ParameterSpec) -> None:
     version="git abaa96e",
     source="examples/toy_train.py:57-215 (read, not run: it is no package)",
     by_name=True,
-    own_arguments={"adam_patterns": ("*embed_tokens*", "*lm_head*")},
+    own_arguments=GROUPS,
+    ignores="The example takes only embed_tokens and lm_head for embeddings; memsim the usual names of both.",
 )
 def moonlight_muon(parameter: ParameterSpec, args: Arguments) -> Entries:
     """One momentum for hidden matrices, two moments for the rest, and a flag that tells them apart."""
@@ -108,7 +112,7 @@ def moonlight_muon(parameter: ParameterSpec, args: Arguments) -> Entries:
     version="2.13.0",
     source="torch/optim/_muon.py, torch/optim/adam.py:168-191",
     by_name=True,
-    own_arguments=_GROUPS | {"fused": False},
+    own_arguments=GROUPS | {"fused": False},
     ignores="Arguments of the two optimizers, which change nothing in memory but AdamW's amsgrad and capturable.",
 )
 def torch_muon_and_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:

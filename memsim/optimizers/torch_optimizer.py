@@ -10,6 +10,7 @@ from typing import Any
 
 from memsim.errors import UsageError
 from memsim.model import ParameterSpec
+from memsim.optimizers.arguments import Opaque
 from memsim.optimizers.entry_table import table_rule
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like, python_number, tensor
@@ -34,7 +35,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "seed": None},
     "AdamP": {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-08, "weight_decay": 0.0, "delta": 0.1, "wd_ratio": 0.1,
         "nesterov": False},
-    "AggMo": {"lr": 0.001, "betas": (0.0, 0.9, 0.99), "weight_decay": 0.0},
+    "AggMo": {"lr": 0.001, "betas": Opaque(tuple, list), "weight_decay": 0.0},
     "Apollo": {"lr": 0.01, "beta": 0.9, "eps": 0.0001, "warmup": 0, "init_lr": 0.01, "weight_decay": 0.0},
     "DiffGrad": {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-08, "weight_decay": 0.0},
     "LARS": {"lr": 0.01, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False,
@@ -121,7 +122,7 @@ for _name, (_source, *_entries) in _TABLE.items():
 @register("torch_optimizer.AggMo", arguments=_ARGUMENTS["AggMo"], source="torch_optimizer/aggmo.py:92-100", **_FACTS)
 def aggmo(parameter: ParameterSpec, args: Arguments) -> Entries:
     """One momentum for each beta."""
-    return tuple(like(f"momentum_buffer.{beta}", parameter) for beta in args["betas"])
+    return tuple(like(f"momentum_buffer.{beta}", parameter) for beta in args["betas"] or (0.0, 0.9, 0.99))
 
 
 @register(

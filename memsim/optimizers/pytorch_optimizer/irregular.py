@@ -71,10 +71,14 @@ def stable_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     return (like("exp_avg", parameter), second, python_number("kahan_comp", "none"))
 
 
+AGGMO_BETAS = (0.0, 0.9, 0.99)
+"""The class's default; as many others may be given."""
+
+
 @known("AggMo", "aggmo.py:60")
 def aggmo(parameter: ParameterSpec, args: Arguments) -> Entries:
     """One momentum for each beta."""
-    return tuple(like(f"momentum_buffer.{beta}", parameter) for beta in args["betas"])
+    return tuple(like(f"momentum_buffer.{beta}", parameter) for beta in args["betas"] or AGGMO_BETAS)
 
 
 register(
@@ -122,7 +126,7 @@ def _lamb_entries(parameter: ParameterSpec, together: int) -> Entries:
 def adafactor(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Adafactor in the weight's dtype, with a bfloat16 momentum unless `momentum_dtype` or `betas` say otherwise."""
     momentum: Entries = ()
-    if args["betas"][0] is not None:
+    if args["betas"] is None or args["betas"][0] is not None:
         momentum = (like("exp_avg", parameter, dtype_name(args["momentum_dtype"], "bfloat16")),)
     largest = (like("exp_avg_sq_hat", parameter),) if args["ams_bound"] else ()
     return (python_number("RMS", "float"), *momentum, *_factors(parameter, ("sq",)), *largest)

@@ -12,7 +12,7 @@ from memsim.errors import UsageError
 from memsim.model import ParameterSpec
 from memsim.optimizers.kron import factors
 from memsim.optimizers.low_rank import GROUP_ARGUMENTS, checked_rank, is_projected, project
-from memsim.optimizers.muon import ADAM_PATTERNS, takes_muon
+from memsim.optimizers.muon import GROUPS, takes_muon
 from memsim.optimizers.pytorch_optimizer.arguments import ARGUMENTS
 from memsim.optimizers.pytorch_optimizer.irregular import known
 from memsim.optimizers.pytorch_optimizer.uniform import FACTS, FOLDER
@@ -180,7 +180,7 @@ def _muon(name: str, line: str) -> Callable[[ParameterRule], ParameterRule]:
         arguments=ARGUMENTS[name],
         source=f"{FOLDER}/muon/{line}",
         by_name=True,
-        own_arguments={"adam_patterns": ADAM_PATTERNS},
+        own_arguments=GROUPS,
         ignores="Groups that split the parameters otherwise than hidden matrices from the rest.",
         **FACTS,
     )
