@@ -5,6 +5,7 @@ The expected side is the package's own class, run on the CPU; a package that is 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -128,3 +129,39 @@ def test_the_step_of_fira_is_the_real_one(dtype):
     group = {"rank": 4, "update_proj_gap": 200, "alpha": 1.0, "proj_type": "std"}
     parameters = oracle.make_parameters(SHAPES, dtype)
     check("fira.FiraAdamW", cls, parameters, group=group, between=_let_gradients_grow)
+
+
+OPTIMI_STEPS = {"RAdam": 8, "Ranger": 8}
+"""From here on a step is a later one: the variance is rectified."""
+
+
+@DTYPES
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Adan", "RAdam", "Ranger", "Lion", "SGD", "StableAdamW"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_step_of_optimi_is_the_real_one(name, foreach, dtype):
+    cls = getattr(pytest.importorskip("optimi", reason="torch-optimi is not installed"), name)
+    common = {"lr": 1e-3, "foreach": foreach, "triton": False}
+    options = choices(weight_decay=(0.0, 0.1), kahan_sum=(None, False))
+    more = choices(momentum=(0.0, 0.9)) if name == "SGD" else [{}]
+    for option, extra in itertools.product(options, more):
+        parameters = oracle.make_parameters(WITH_CONV, dtype)
+        args = {**common, **option, **extra}
+        args["kahan_sum"] = False if name == "Adan" and args["kahan_sum"] is None else args["kahan_sum"]
+        check(f"optimi.{name}", cls, parameters, args, num_steps=OPTIMI_STEPS.get(name, 2), state=_and_step_counters)
+
+
+def _and_step_counters(optimizer):
+    counters = (group.get("step") for group in optimizer.param_groups)
+    return [*oracle.state_tensors(optimizer), *(c for c in counters if isinstance(c, torch.Tensor))]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Lion", "StableAdamW"])
+def test_optimi_updates_two_dtypes_in_the_real_order(name):
+    cls = getattr(pytest.importorskip("optimi", reason="torch-optimi is not installed"), name)
+    for foreach in (False, True):
+        parameters = {**oracle.make_parameters({"a": (5, 4), "b": (3,)}, "bfloat16")}
+        parameters |= oracle.make_parameters({"c": (6, 3), "d": (2,)}, "float32")
+        with pytest.warns(DeprecationWarning) if foreach else contextlib.nullcontext():
+            args = {"lr": 1e-3, "foreach": foreach, "triton": False}
+            check(f"optimi.{name}", cls, parameters, args, state=_and_step_counters)

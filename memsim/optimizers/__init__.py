@@ -3,6 +3,7 @@
 from memsim.optimizers import lion_step as _lion_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import low_rank_step as _low_rank_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import names as _names  # noqa: F401  (names.py imports and registers every family)
+from memsim.optimizers import optimi_step as _optimi_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import schedulefree_step as _schedulefree_step  # noqa: F401  (registers its steps)
 from memsim.optimizers.grouping import Assignment, assign, resolve_groups, state_of
 from memsim.optimizers.registry import (

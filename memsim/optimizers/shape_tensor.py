@@ -228,18 +228,16 @@ def weight(tape: Tape, p: ParameterSpec) -> ShapeTensor:
 
 
 class StateTensors:
-    """`optimizer.state[p]`: its tensors by name; entries of an earlier step are there from the start."""
+    """`optimizer.state[p]`: its tensors by name; entries of an earlier step are there from the start.
+
+    What `Tape.create_state` has made can be read too.
+    """
 
     def __init__(self, tape: Tape, p: ParameterSpec) -> None:
         self._tape = tape
         self._parameter = p
         self._entries = {e.name: e for e in tape.entries(p) if not e.tensor.dtype.startswith("python:")}
         self._tensors: dict[str, ShapeTensor] = {}
-        if not tape.creates_state:
-            for name, entry in self._entries.items():
-                spec = entry.tensor
-                storage = _Storage(tape, tape.existing(entry.storage or spec, p.name, name), mortal=False)
-                self._tensors[name] = ShapeTensor(storage, spec.shape, spec.dtype, spec.device, p.name)
 
     @property
     def names(self) -> frozenset[str]:
@@ -249,21 +247,27 @@ class StateTensors:
     def create(self, *names: str) -> StateTensors:
         """Make entries that are missing, all of them if none is named: `state[name] = torch.zeros_like(...)`."""
         for name in names or self._entries:
-            if name not in self._tensors and name in self._entries:
+            if name in self._entries and name not in self:
                 spec = self._entries[name].tensor
                 self[name] = new(self._tape, spec, self._parameter.name, name)
         return self
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._tensors or (name in self._entries and not self._tape.creates_state)
 
     def __getitem__(self, name: str) -> ShapeTensor:
+        if name not in self._tensors:
+            entry = self._entries[name]
+            event = self._tape.existing(entry.storage or entry.tensor, self._parameter.name, name)
+            storage = _Storage(self._tape, event, mortal=False)
+            spec = entry.tensor
+            self._tensors[name] = ShapeTensor(storage, spec.shape, spec.dtype, spec.device, self._parameter.name)
         return self._tensors[name]
 
     def __setitem__(self, name: str, tensor: ShapeTensor) -> None:
         tensor.becomes_state(name)
-        if name in self._tensors and self._tensors[name] is not tensor:
-            self._tensors[name].leaves_state()
+        if name in self and self[name] is not tensor:
+            self[name].leaves_state()
         self._tensors[name] = tensor
 
 
