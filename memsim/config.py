@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from memsim.errors import UnknownNameError, UsageError
+from memsim.tensors import ITEMSIZES, TensorSpec
+from memsim.typed import check_fields
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+"""What a user may ask for."""
+FLOATING_DTYPES = ("auto", *(dtype for dtype in ITEMSIZES if TensorSpec((), dtype).is_floating_point))
+"""What the weights of a model that was resolved may be of."""
+MAX_LABELS = 10**6
+"""Labels of a classification head: thirty times as many as any published model has."""
 AutocastDtype = Literal["none", "bfloat16", "float16"]
 AttnImplementation = Literal["eager", "sdpa", "flash_attention_2"]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
@@ -54,6 +61,9 @@ class ParameterGroup:
     holds_frozen: bool = False
     """Whether the optimizer was given parameters without a gradient too: some make state for them all the same."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
@@ -67,6 +77,9 @@ class OptimizerConfig:
     """Form of `step()`; `None` is what PyTorch chooses on an accelerator (foreach where the class has it)."""
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters that are trained differently; the first group that covers a name has it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,31 +110,22 @@ class TrainingConfig:
     """Patterns of parameters that are not trained; see `ParameterTable.freeze`."""
 
     def __post_init__(self) -> None:
-        if self.task is not None and self.task not in TASKS:
-            raise UnknownNameError("task", self.task, TASKS, f"Tasks: {', '.join(TASKS)}.")
-        _one_of("dtype", self.dtype, WEIGHT_DTYPES)
-        _one_of("autocast", self.autocast, get_args(AutocastDtype))
-        _one_of("attn_implementation", self.attn_implementation, (None, *get_args(AttnImplementation)))
-        _one_of("optimizer_impl", self.optimizer.impl, (None, *get_args(OptimizerImpl)))
+        for name, allowed in _WORDS.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in allowed:
+                raise UnknownNameError(name, value, allowed, f"Allowed: {', '.join(allowed)}.")
+        check_fields(self)
         for name in ("batch_size", "seq_len", "gradient_accumulation_steps", "num_labels"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}.")
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}.")
+        if self.num_labels is not None and self.num_labels > MAX_LABELS:
+            raise UsageError(f"num_labels must be at most {MAX_LABELS:,}, not {self.num_labels:,}.")
 
 
-def optimizer_config_of(data: Mapping[str, Any]) -> OptimizerConfig:
-    """Return the `OptimizerConfig` that `dataclasses.asdict` turned into `data`.
-
-    Raises:
-        TypeError: `data` has other keys.
-    """
-    groups = tuple(
-        ParameterGroup(**{**group, "patterns": tuple(group["patterns"])}) for group in data.get("groups", ())
-    )
-    return OptimizerConfig(**{**data, "groups": groups})
-
-
-def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        known = [str(a) for a in allowed if a is not None]
-        raise UnknownNameError(name, str(value), known, f"Allowed: {', '.join(known)}.")
+_WORDS: dict[str, tuple[str, ...]] = {
+    "task": tuple(TASKS),
+    "dtype": FLOATING_DTYPES,
+    "autocast": get_args(AutocastDtype),
+    "attn_implementation": get_args(AttnImplementation),
+}

@@ -23,7 +23,7 @@ class UnknownNameError(UsageError):
     def __init__(self, kind: str, given: str, known: Iterable[str], hint: str = "") -> None:
         self.nearest = nearest_names(given, known)
         near = f" Did you mean {', '.join(self.nearest)}?" if self.nearest else ""
-        super().__init__(f"unknown {kind} {given!r}.{near}{' ' + hint if hint else ''}")
+        super().__init__(f"unknown {kind} {shown(given)}.{near}{' ' + hint if hint else ''}")
 
 
 class ModelError(MemsimError):
@@ -46,10 +46,17 @@ class OutputError(MemsimError):
     """A result could not be written or read back."""
 
 
+def shown(value: object, limit: int = 80) -> str:
+    """Return `repr(value)` for a message, cut so that what somebody else wrote cannot fill the screen."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def nearest_names(given: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
     """Return at most `limit` of the `known` names that look most like `given`, best first."""
     import difflib
 
+    given = given[:200]  # the cost grows with the square of the length
     by_lower: dict[str, str] = {}
     for name in known:
         by_lower.setdefault(name.lower(), name)

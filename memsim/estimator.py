@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from memsim import __version__
 from memsim.built_optimizer import config_of_built, is_built_optimizer
-from memsim.config import OptimizerConfig, TrainingConfig
-from memsim.errors import UnknownNameError, UsageError
+from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
+from memsim.errors import UnknownNameError, UsageError, shown
 from memsim.model import ModelSpec
 from memsim.optimizers import Assignment, OptimizerRule, assign, resolve_groups, resolve_optimizer, state_of
 from memsim.optimizers.step_peaks import StepPeaks
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
+from memsim.typed import read_data
 
 _OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl", "parameter_groups")
 
@@ -40,21 +41,47 @@ def training_config(**options: Any) -> TrainingConfig:
         if name not in own and name not in _OPTIMIZER_OPTIONS:
             known = [*own, *_OPTIMIZER_OPTIONS]
             raise UnknownNameError("option", name, known, f"Options: {', '.join(known)}.")
+    rest = {name: value for name, value in options.items() if name in own}
+    if "freeze" in rest:
+        rest["freeze"] = _texts(rest["freeze"])
+    return TrainingConfig(optimizer=_optimizer_config(options), **rest)
+
+
+def _optimizer_config(options: Mapping[str, Any]) -> OptimizerConfig:
     optimizer = options.get("optimizer", OptimizerConfig())
     if isinstance(optimizer, str):
         optimizer = OptimizerConfig(name=optimizer)
     if not isinstance(optimizer, OptimizerConfig):
-        raise UsageError(f"optimizer must be a name or an OptimizerConfig, not {type(optimizer).__name__}.")
-    optimizer = replace(
+        raise UsageError(f"optimizer must be a name or an OptimizerConfig, not {shown(optimizer)}.")
+    args, groups = options.get("optimizer_args"), options.get("parameter_groups")
+    if args is not None and not isinstance(args, Mapping):
+        raise UsageError(f"optimizer_args must be a mapping of arguments, not {shown(args)}.")
+    if groups is not None and not isinstance(groups, (list, tuple)):
+        raise UsageError(f"parameter_groups must be a list of ParameterGroup, not {shown(groups)}.")
+    return replace(
         optimizer,
-        args={**optimizer.args, **options.get("optimizer_args", {})},
-        impl=options.get("optimizer_impl", optimizer.impl),
-        groups=(*optimizer.groups, *options.get("parameter_groups", ())),
+        args={**optimizer.args, **(args or {})},
+        impl=options.get("optimizer_impl") or optimizer.impl,
+        groups=(*optimizer.groups, *map(_parameter_group, groups or ())),
     )
-    rest = {name: value for name, value in options.items() if name not in _OPTIMIZER_OPTIONS}
-    if "freeze" in rest:
-        rest["freeze"] = (rest["freeze"],) if isinstance(rest["freeze"], str) else tuple(rest["freeze"])
-    return TrainingConfig(optimizer=optimizer, **rest)
+
+
+def _parameter_group(group: Any) -> ParameterGroup:
+    """Return a group as it is, or from the keys that a configuration file gives it."""
+    if isinstance(group, ParameterGroup):
+        return group
+    unknown = set(group) - {f.name for f in fields(ParameterGroup)} if isinstance(group, Mapping) else ()
+    if unknown:
+        raise UnknownNameError("key of a parameter group", str(min(unknown)), [f.name for f in fields(ParameterGroup)])
+    try:
+        return read_data(ParameterGroup, group, "parameter group")
+    except ValueError as error:
+        raise UsageError(f"{error}; give patterns, optimizer and args.") from error
+
+
+def _texts(value: Any) -> Any:
+    """Return one text, or several in a list, as the tuple that a field holds; anything else as it is."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
 def estimate(model: object, config: TrainingConfig | None = None, **options: Any) -> Estimate:
@@ -77,12 +104,19 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
         raise UsageError("give either a TrainingConfig or options, not both.")
     if is_built_optimizer(options.get("optimizer")):
         options["optimizer"] = config_of_built(options["optimizer"], model)
-    config = config or training_config(**options)
+    config = training_config(**options) if config is None else config
+    if not isinstance(config, TrainingConfig):
+        raise UsageError(f"config must be a TrainingConfig, not {shown(config)}.")
     return _estimate(_model_spec(model, config), config)
 
 
-def compare(model: object, optimizers: Iterable[str | OptimizerConfig], **options: Any) -> Estimates:
+def compare(model: object, optimizers: Iterable[Any], **options: Any) -> Estimates:
     """Return one estimate per optimizer; the model is resolved once.
+
+    Args:
+        model: as for `estimate`.
+        optimizers: names, `OptimizerConfig`s or optimizer objects over the parameters of `model`.
+        options: as for `estimate`.
 
     Raises:
         ModelError: the model cannot be resolved.
@@ -90,10 +124,12 @@ def compare(model: object, optimizers: Iterable[str | OptimizerConfig], **option
     """
     if isinstance(optimizers, str):
         optimizers = [optimizers]
-    configs = [training_config(**{**options, "optimizer": optimizer}) for optimizer in optimizers]
-    if not configs:
+    if not isinstance(optimizers, Iterable):
+        raise UsageError(f"optimizers must be a list of optimizers, not {shown(optimizers)}.")
+    given = [config_of_built(each, model) if is_built_optimizer(each) else each for each in optimizers]
+    if not given:
         raise UsageError("optimizers is empty: name at least one, for example 'adamw_torch'.")
-    return estimate_all(model, configs)
+    return estimate_all(model, [training_config(**{**options, "optimizer": each}) for each in given])
 
 
 def estimate_all(

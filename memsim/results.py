@@ -6,19 +6,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from memsim.config import TrainingConfig, optimizer_config_of
+from memsim.config import TrainingConfig
 from memsim.errors import OutputError
 from memsim.files import write_new
 from memsim.optimizers import StateRow
 from memsim.report.frames import frame_of
+from memsim.typed import read_data
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
-_Data = TypeVar("_Data")
 _STEP_COLUMNS = ("first_step_peak_bytes", "later_step_peak_bytes")
 
 
@@ -131,6 +131,11 @@ class Estimate:
     """What `step()` needs on top for a moment; `None` where that is not known (see `unmodeled`)."""
     optimizer_state: Iterable[StateRow] | None
     """Every state entry of every parameter; `None` where the estimate was saved without them."""
+
+    @property
+    def peak(self) -> None:
+        """The peak of the whole step; `None`, because no step has been recorded (see `unmodeled`)."""
+        return None
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -255,34 +260,31 @@ def estimates_of(data: Mapping[str, Any]) -> Estimate | Estimates:
     """Return the estimate, or the estimates, that `to_dict` gave.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is not such an object.
+        ValueError: it is not such an object; the message says where.
     """
-    if "results" in data:
-        return Estimates(tuple(_estimate_of(item) for item in data["results"]))
-    return _estimate_of(data)
+    if "results" not in data:
+        return _estimate_of(data)
+    results = data["results"]
+    if not isinstance(results, list) or not results:
+        raise ValueError("results must be a list of at least one result")
+    return Estimates(tuple(_estimate_of(item) for item in results))
 
 
 def _estimate_of(data: Mapping[str, Any]) -> Estimate:
-    config = dict(data["config"])
-    config["optimizer"] = optimizer_config_of(config["optimizer"])
-    config["freeze"] = tuple(config["freeze"])
-    return Estimate(
-        memsim_version=data["memsim_version"],
-        model=_data_of(ModelSummary, data["model"]),
-        config=_data_of(TrainingConfig, config),
-        optimizer=_data_of(OptimizerSummary, data["optimizer"]),
-        assumptions=tuple(data["assumptions"]),
-        unmodeled=tuple(_data_of(Unmodeled, item) for item in data["unmodeled"]),
-        static=_data_of(StaticMemory, data["static"]),
-        optimizer_step=_data_of(SavedOptimizerStep, step) if (step := data["optimizer_step"]) is not None else None,
-        optimizer_state=tuple(map(_row_of, rows)) if (rows := data.get("optimizer_state")) is not None else None,
-    )
+    saved = read_data(_SavedEstimate, data)
+    return Estimate(**{field.name: getattr(saved, field.name) for field in fields(saved)})
 
 
-def _row_of(row: Mapping[str, Any]) -> StateRow:
-    return StateRow(**{**row, "shape": tuple(row["shape"])})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedEstimate:
+    """An `Estimate` as JSON holds it."""
 
-
-def _data_of(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{key: value for key, value in data.items() if key in known})
+    memsim_version: str
+    model: ModelSummary
+    config: TrainingConfig
+    optimizer: OptimizerSummary
+    assumptions: tuple[str, ...]
+    unmodeled: tuple[Unmodeled, ...]
+    static: StaticMemory
+    optimizer_step: SavedOptimizerStep | None
+    optimizer_state: tuple[StateRow, ...] | None = None

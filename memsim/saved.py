@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memsim.dry_run.result import KIND as DRY_RUN
 from memsim.dry_run.result import DryRun, dry_run_of
-from memsim.errors import OutputError
+from memsim.errors import OutputError, UsageError, shown
 from memsim.results import SCHEMA, Estimate, Estimates, estimates_of
 
 
@@ -21,11 +21,17 @@ def load(path: str | Path) -> Estimate | Estimates | DryRun:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise OutputError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except TypeError as error:
+        raise OutputError(f"a file name must be a text or a Path, not {shown(path)}.") from error
+    except (ValueError, RecursionError) as error:
         raise OutputError(f"{str(path)!r} is not JSON ({error}): give a file that memsim saved.") from error
+    if not isinstance(data, dict) or "schema" not in data:
+        raise OutputError(f"{str(path)!r} is not a result that memsim saved: it has no schema.")
     try:
         if data["schema"] != SCHEMA:
-            raise OutputError(f"{str(path)!r} has schema {data['schema']!r}; this memsim reads schema {SCHEMA}.")
+            raise OutputError(f"{str(path)!r} has schema {shown(data['schema'])}; this memsim reads schema {SCHEMA}.")
         return dry_run_of(data) if data.get("kind") == DRY_RUN else estimates_of(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error!r} is missing or wrong.") from error
+    except (ValueError, UsageError) as error:
+        raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error}.") from error

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memsim"
 # apart (`report.frames` knows nothing of results, `report` renders them).
 ORDER = (
     ("errors",),
-    ("units", "tensors", "files"),
+    ("units", "tensors", "files", "typed"),
     ("model", "config", "ledger", "gpus"),
     ("optimizers", "catalog"),
     ("step",),

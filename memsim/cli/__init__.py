@@ -38,7 +38,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS and not ctx.resilient_parsing:
             from memsim.errors import UnknownNameError
 
             raise UnknownNameError("command", args[0], _COMMANDS, f"Commands: {', '.join(sorted(_COMMANDS))}.")
@@ -48,42 +48,45 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="memsim")
 def cli() -> None:
-    r"""How much GPU memory will this training step take, byte by byte, before anything runs.
+    """How much GPU memory will this training step take, byte by byte, before anything runs.
 
     \b
     memsim estimate distilbert-base-cased --optimizer adamw_torch --optimizer adafactor
     memsim optimizers adamw_bnb_8bit
     memsim catalog llama
-    """
+    """  # noqa: D301  (the \b is click's own mark: keep these lines as they are)
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; every `MemsimError` becomes one to three lines on stderr and an exit code."""
-    debug = os.environ.get("MEMSIM_DEBUG") == "1"
+    """Run the command line; every error becomes one to three lines on stderr and an exit code."""
     try:
         cli.main(args=args, prog_name="memsim", standalone_mode=False)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stdout = None
         sys.exit(0)
-    except MemsimError as error:
-        if debug:
+    except (Exception, KeyboardInterrupt) as error:
+        if os.environ.get("MEMSIM_DEBUG") == "1" and not isinstance(error, click.ClickException):
             raise
-        click.echo(f"memsim: {error}", err=True)
-        sys.exit(error.exit_code)
-    except Exception as error:
-        if debug:
-            raise
-        click.echo(
-            f"memsim: unexpected {type(error).__name__}: {error}\n"
-            "This is a bug in memsim. Run it again with MEMSIM_DEBUG=1 for the traceback and report it.",
-            err=True,
-        )
-        sys.exit(1)
+        message, exit_code = _ending(error)
+        click.echo(message, err=True)
+        sys.exit(exit_code)
+
+
+def _ending(error: BaseException) -> tuple[str, int]:
+    """Return what to say about an error, and the exit code."""
+    if isinstance(error, MemsimError):
+        return f"memsim: {error}", error.exit_code
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        hint = f"\nSee '{context.command_path} -h'." if context else ""
+        return f"memsim: {error.format_message()}{hint}", error.exit_code
+    if isinstance(error, (click.Abort, KeyboardInterrupt)):
+        return "interrupted", 130
+    if isinstance(error, OSError):
+        return f"memsim: {error.filename or 'the output'}: {error.strerror or error}.", 1
+    return (
+        f"memsim: unexpected {type(error).__name__}: {error}\n"
+        "This is a bug in memsim. Run it again with MEMSIM_DEBUG=1 for the traceback and report it."
+    ), 1

@@ -69,7 +69,7 @@ def _write_entry(entry: CatalogEntry, output: Output) -> None:
             ((key.replace("_", " "), _text(value)) for key, value in facts.items()), width=width, color=color
         ),
         data=lambda: facts,
-        frame=lambda: frame_of([{key: _text(value) for key, value in facts.items()}]),
+        frame=lambda: frame_of([{key: _cell(value) for key, value in facts.items()}]),
     )
 
 
@@ -86,6 +86,11 @@ def _facts(entry: CatalogEntry) -> dict[str, Any]:
         "assumptions": list(entry.assumptions),
         "config": dict(entry.config),
     }
+
+
+def _cell(value: Any) -> Any:
+    """Return a value that a table's cell can hold: numbers stay numbers."""
+    return _text(value) if isinstance(value, (list, dict)) else value
 
 
 def _text(value: Any) -> str:

@@ -17,7 +17,9 @@ from memsim.results import Estimates
 @model_argument
 @step_options
 @click.option("--details", is_flag=True, help="List every state entry of every parameter.")
-@click.option("--strict", is_flag=True, help="Fail if anything was assumed or is not modelled.")
+@click.option(
+    "--strict", is_flag=True, help="Fail if anything was assumed or is not modelled (activations never are, so far)."
+)
 @output_options
 def command(*, model: str, configs: list[TrainingConfig], details: bool, strict: bool, output: Output) -> None:
     """Tell how much memory one training step of MODEL takes, before anything runs.
@@ -36,6 +38,6 @@ def command(*, model: str, configs: list[TrainingConfig], details: bool, strict:
 
 
 def _require_certainty(estimates: Estimates) -> None:
-    unsure = [s for e in estimates for s in (*e.assumptions, *(f"{u.what} not modelled" for u in e.unmodeled))]
+    unsure = [s for e in estimates for s in (*e.assumptions, *(f"Not modelled: {u.what}." for u in e.unmodeled))]
     if unsure:
-        raise MemsimError(f"--strict: {'; '.join(dict.fromkeys(unsure))}.\nLeave --strict out to get the figures.")
+        raise MemsimError(f"--strict: {' '.join(dict.fromkeys(unsure))}\nLeave --strict out to get the figures.")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
@@ -18,13 +19,14 @@ from memsim.config import (
     WEIGHT_DTYPES,
     AttnImplementation,
     AutocastDtype,
+    OptimizerConfig,
     OptimizerImpl,
     ParameterGroup,
     TrainingConfig,
-    optimizer_config_of,
 )
-from memsim.errors import UsageError
+from memsim.errors import UsageError, shown
 from memsim.estimator import training_config
+from memsim.typed import read_data
 
 
 def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -38,7 +40,7 @@ def complete_optimizer(_ctx: click.Context, _param: click.Parameter, incomplete:
     """Return the optimizer names that begin with what was typed."""
     from memsim.optimizers import names, rules
 
-    return [CompletionItem(name) for name in (*names(), *rules()) if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in (*names(), *rules()) if name.lower().startswith(incomplete.lower())]
 
 
 def _complete_task(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -52,10 +54,8 @@ _STEP_OPTIONS = (
         "--task", metavar="TASK", shell_complete=_complete_task, help=f"Head of the model: {', '.join(TASKS)}."
     ),
     click.option("--num-labels", type=int, metavar="N", help="Labels of a classification head."),
-    click.option(
-        "--dtype", metavar="|".join(WEIGHT_DTYPES[:4]), help="Dtype of the weights [default: the checkpoint's]."
-    ),
-    click.option("--autocast", metavar="|".join(get_args(AutocastDtype)), help="Dtype of torch.autocast."),
+    click.option("--dtype", type=click.Choice(WEIGHT_DTYPES), help="Dtype of the weights [default: auto]."),
+    click.option("--autocast", type=click.Choice(get_args(AutocastDtype)), help="Dtype of torch.autocast."),
     click.option(
         "--optimizer",
         "optimizers",
@@ -68,8 +68,8 @@ _STEP_OPTIONS = (
         "--optimizer-arg",
         "optimizer_args",
         multiple=True,
-        metavar="KEY=VALUE",
-        help="Argument of the optimizer's class; repeatable.",
+        metavar="[NAME:]KEY=VALUE",
+        help="Argument of the optimizer's class, or of one among several; repeatable.",
     ),
     click.option(
         "--param-group",
@@ -78,7 +78,7 @@ _STEP_OPTIONS = (
         metavar="PATTERN=NAME[,KEY=VALUE]",
         help="Train these parameters with another optimizer, or with none; repeatable, first match wins.",
     ),
-    click.option("--optimizer-impl", metavar="|".join(get_args(OptimizerImpl)), help="Form of optimizer.step()."),
+    click.option("--optimizer-impl", type=click.Choice(get_args(OptimizerImpl)), help="Form of optimizer.step()."),
     click.option("--batch-size", type=int, metavar="N", help="Sequences per device and micro-batch [default: 1]."),
     click.option("--seq-len", type=int, metavar="N", help="Tokens per sequence."),
     click.option("--gradient-accumulation-steps", type=int, metavar="N", help="Micro-batches per optimizer step."),
@@ -87,9 +87,15 @@ _STEP_OPTIONS = (
         default=None,
         help="Recompute activations in backward.",
     ),
-    click.option("--attn-implementation", metavar="|".join(get_args(AttnImplementation)), help="Attention code path."),
+    click.option("--attn-implementation", type=click.Choice(get_args(AttnImplementation)), help="Attention code path."),
     click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train these parameters; repeatable."),
-    click.option("--config", "config_file", metavar="FILE", help="JSON or TOML file with the options above as keys."),
+    click.option(
+        "--config",
+        "config_file",
+        type=click.Path(),
+        metavar="FILE",
+        help="JSON or TOML file with the options above as keys.",
+    ),
 )
 
 
@@ -109,7 +115,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if param_groups:
             given["parameter_groups"] = [_parameter_group(text) for text in param_groups]
         options = {**(_read_config(config_file) if config_file else {}), **given}
-        return command(configs=_configs(options, optimizers, _arguments(optimizer_args)), **rest)
+        return command(configs=_configs(options, optimizers, optimizer_args), **rest)
 
     wrapped.__name__ = command.__name__
     wrapped.__doc__ = command.__doc__
@@ -122,37 +128,59 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _STEP_FIELDS = {f.name for f in fields(TrainingConfig)} - {"optimizer"} | {"optimizer_impl"}
 
 
-def _configs(
-    options: dict[str, Any], optimizers: tuple[str, ...], arguments: Mapping[str, str]
-) -> list[TrainingConfig]:
+def _configs(options: dict[str, Any], optimizers: tuple[str, ...], pairs: tuple[str, ...]) -> list[TrainingConfig]:
     """Return one configuration per optimizer; the command line goes before the file."""
     from_file = options.pop("optimizer", DEFAULT_OPTIMIZER)
-    names = optimizers or tuple(from_file if isinstance(from_file, list) else [from_file])
+    names = optimizers or tuple(from_file if isinstance(from_file, list) and from_file else [from_file])
     file_args = options.pop("optimizer_args", {})
     if not isinstance(file_args, dict):
-        raise UsageError(f"optimizer_args must be a table of arguments, not {file_args!r}.")
-    args = {**(file_args if not optimizers else {}), **arguments}
-    return [training_config(**{**options, "optimizer": name, "optimizer_args": args}) for name in names]
+        raise UsageError(f"optimizer_args must be a table of arguments, not {shown(file_args)}.")
+    base = {} if optimizers else file_args
+    return [
+        training_config(
+            **{**options, "optimizer": name, "optimizer_args": {**base, **_arguments(_pairs_for(name, names, pairs))}}
+        )
+        for name in names
+    ]
 
 
-def _arguments(pairs: tuple[str, ...]) -> dict[str, str]:
+def _pairs_for(name: str, names: tuple[str, ...], pairs: tuple[str, ...]) -> list[str]:
+    """Return the arguments for one optimizer: those without an optimizer's name before them, and its own."""
+    mine = []
+    for pair in pairs:
+        owner, colon, rest = pair.partition(":")
+        if colon and "=" not in owner:
+            if owner not in names:
+                raise UsageError(f"--optimizer-arg {pair!r}: {owner!r} is none of the optimizers {', '.join(names)}.")
+            mine += [rest] if owner == name else []
+        else:
+            mine.append(pair)
+    return mine
+
+
+def _arguments(pairs: Iterable[str], option: str = "--optimizer-arg") -> dict[str, str]:
     arguments = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise UsageError(f"--optimizer-arg {pair!r} is not KEY=VALUE: write it as in --optimizer-arg amsgrad=true.")
+            raise UsageError(f"{option} {pair!r} is not KEY=VALUE: write it as in amsgrad=true.")
         arguments[key.strip().replace("-", "_")] = value.strip()
     return arguments
 
 
+_COMMA = re.compile(r",(?![^(\[]*[)\]])")
+"""A comma that is not inside brackets."""
+
+
 def _parameter_group(text: str) -> ParameterGroup:
     pattern, equals, rest = text.partition("=")
-    name, *pairs = rest.split(",")
+    name, *pairs = _COMMA.split(rest)
     if not equals or not pattern.strip() or not name.strip():
         raise UsageError(
             f"--param-group {text!r} is not PATTERN=NAME: write it as in --param-group '*.mlp.*=torch.optim.Muon'."
         )
-    return ParameterGroup(patterns=(pattern.strip(),), optimizer=name.strip(), args=_arguments(tuple(pairs)))
+    args = _arguments(pairs, "--param-group")
+    return ParameterGroup(patterns=(pattern.strip(),), optimizer=name.strip(), args=args)
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -161,23 +189,31 @@ def _read_config(path: str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--config: cannot read {path!r}: {getattr(error, 'strerror', None) or error}.") from error
+    is_toml = path.lower().endswith(".toml")
     try:
-        data = _parse_toml(text) if path.endswith(".toml") else json.loads(text)
+        data = _parse_toml(text) if is_toml else json.loads(text)
     except (ValueError, RecursionError) as error:
-        kind = "TOML" if path.endswith(".toml") else "JSON"
-        raise UsageError(f"--config: {path!r} is not {kind}: {error}.") from error
+        raise UsageError(f"--config: {path!r} is not {'TOML' if is_toml else 'JSON'}: {error}.") from error
     if not isinstance(data, dict):
         raise UsageError(f"--config: {path!r} must hold a table of options, not a {type(data).__name__}.")
+    if "results" in data:
+        raise UsageError(f"--config: {path!r} holds several results: save one optimizer's alone, or write its options.")
     options = data["config"] if isinstance(data.get("config"), dict) else data
     options = {key.replace("-", "_"): value for key, value in options.items() if value is not None}
-    if isinstance(options.get("optimizer"), dict):  # a saved estimate's own form
-        try:
-            saved = optimizer_config_of(options.pop("optimizer"))
-        except (TypeError, KeyError) as error:
-            raise UsageError(f"--config: the optimizer in {path!r} is not one that memsim saved ({error}).") from error
-        options |= {"optimizer": saved.name, "optimizer_args": dict(saved.args), "parameter_groups": saved.groups}
-        options |= {"optimizer_impl": saved.impl} if saved.impl else {}
-    return options
+    groups = options.get("parameter_groups")
+    if isinstance(groups, list):
+        options["parameter_groups"] = [_parameter_group(g) if isinstance(g, str) else g for g in groups]
+    return _with_saved_optimizer(options, path) if isinstance(options.get("optimizer"), dict) else options
+
+
+def _with_saved_optimizer(options: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the options with a saved estimate's own form of the optimizer taken apart."""
+    try:
+        saved = read_data(OptimizerConfig, options["optimizer"], "optimizer")
+    except ValueError as error:
+        raise UsageError(f"--config: {path!r}: {error}.") from error
+    taken = {"optimizer": saved.name, "optimizer_args": dict(saved.args), "parameter_groups": list(saved.groups)}
+    return {**options, **taken, **({"optimizer_impl": saved.impl} if saved.impl else {})}
 
 
 def _parse_toml(text: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memsim.errors import UsageError
+from memsim.errors import OutputError, UsageError
 from memsim.files import check_new, write_new
 from memsim.report.formats import BINARY_FORMATS, FORMATS, format_of_suffix, render_frame, render_json
 
@@ -65,7 +65,7 @@ class Output:
             write_new(self.path, content, force=self.force)
             self.note(f"wrote {self.path}")
             return
-        click.echo(content, nl=False, color=True)
+        _print(content)
 
     def note(self, sentence: str) -> None:
         """Tell the user something on stderr, unless notes are not wanted."""
@@ -76,9 +76,28 @@ class Output:
         import os
         import shutil
 
-        if self.path is not None or not sys.stdout.isatty():
+        if self.path is not None or not _is_terminal():
             return None, False
         return max(shutil.get_terminal_size().columns, 40), "NO_COLOR" not in os.environ
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _print(content: str | bytes) -> None:
+    """Write to stdout; what its encoding lacks becomes ASCII."""
+    if sys.stdout is None:
+        raise OutputError("stdout is closed: write to a file with -o FILE.")
+    encoding = sys.stdout.encoding or "ascii"
+    if isinstance(content, str):
+        try:
+            content.encode(encoding)
+        except UnicodeEncodeError:
+            content = (
+                content.replace("\N{BOX DRAWINGS LIGHT HORIZONTAL}", "-").encode(encoding, "replace").decode(encoding)
+            )
+    click.echo(content, nl=False, color=True)
 
 
 def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +112,13 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("-q", "--quiet", is_flag=True, help="No notes on stderr."),
         click.option("-f", "--force", is_flag=True, help="Overwrite FILE if it exists."),
-        click.option("-o", "--output", metavar="FILE", help="Write to FILE; its suffix decides the format."),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(),
+            metavar="FILE",
+            help="Write to FILE; its suffix decides the format (- is stdout).",
+        ),
         click.option(
             "--format",
             "file_format",
@@ -106,10 +131,12 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _output(file_format: str | None, path: str | None, *, force: bool, quiet: bool) -> Output:
+    if path == "-":
+        path = None
     if path is not None:
         check_new(path, force=force)  # before the work, not after it
         file_format = file_format or format_of_suffix(Path(path).suffix)
     file_format = file_format or "table"
-    if path is None and file_format in BINARY_FORMATS and sys.stdout.isatty():
+    if path is None and file_format in BINARY_FORMATS and _is_terminal():
         raise UsageError(f"{file_format} is binary: write it to a file with -o FILE, or pipe it.")
     return Output(file_format=file_format, path=path, force=force, quiet=quiet)

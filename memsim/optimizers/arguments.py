@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import Any
 
-from memsim.errors import UnknownNameError, UsageError
+from memsim.errors import UnknownNameError, UsageError, shown
 from memsim.optimizers.rules import Arguments, OptimizerRule
 
 _WORDS = {"true": True, "false": False, "none": None}
@@ -66,12 +67,21 @@ def _convert(name: str, key: str, value: Any, default: Any) -> Any:
         pass
     elif float in types and isinstance(parsed, int):
         return float(parsed)
-    elif tuple in types and isinstance(parsed, list):
-        return tuple(parsed)
+    elif isinstance(default, tuple) and isinstance(parsed, (list, tuple)):
+        if _same_kinds(parsed, default):
+            return tuple(parsed)
     elif not types or isinstance(parsed, types):
         return parsed
     wanted = " or ".join(t.__name__ for t in types)
-    raise UsageError(f"{name}: {key} must be {wanted}, not {value!r} ({key}={default!r} is the default).")
+    raise UsageError(f"{name}: {key} must be {wanted}, not {shown(value)} ({key}={default!r} is the default).")
+
+
+def _same_kinds(values: Sequence[Any], defaults: Sequence[Any]) -> bool:
+    """Return whether a tuple has as many members as the default, numbers where that has numbers."""
+    return len(values) == len(defaults) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) if isinstance(default, (int, float)) else True
+        for value, default in zip(values, defaults, strict=True)
+    )
 
 
 def _types(default: Any) -> tuple[type, ...]:

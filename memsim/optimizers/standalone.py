@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memsim.errors import UsageError
+from memsim.errors import UsageError, shown
 from memsim.model import ParameterSpec
 from memsim.optimizers.registry import resolve_optimizer
 from memsim.optimizers.state import OptimizerState, derive_state
@@ -29,6 +29,8 @@ def optimizer_state(
         UnknownNameError: no such optimizer, argument or dtype.
         UsageError: a shape that is none, or an argument of the wrong type.
     """
+    if not isinstance(parameters, Mapping):
+        raise UsageError(f"parameters must map names to (shape, dtype), not {shown(parameters)}.")
     specs = [_parameter(name, value) for name, value in parameters.items()]
     return derive_state(resolve_optimizer(optimizer, args), specs)
 

@@ -7,6 +7,7 @@ from io import StringIO
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -22,37 +23,62 @@ def render_estimates(
 ) -> str:
     """Return one line per optimizer, and under them what was assumed and what is missing.
 
-    With `details`, every state entry of every parameter follows.
+    Where the lines do not fit into `width` columns, each optimizer has a block of its own. With `details`, every state
+    entry of every parameter follows.
     """
-    first = estimates[0]
-    table = plain_table(
-        (
-            "optimizer",
-            "parameters",
-            "buffers",
-            "gradients",
-            "state",
-            "static total",
-            "bytes/param",
-            "step() adds",
-            "on host",
-        )
-    )
+    table = plain_table(_COLUMNS)
     for estimate in estimates:
-        static = estimate.static
-        table.add_row(
-            estimate.config.optimizer.name,
-            format_bytes(static.parameter_bytes),
-            format_bytes(static.buffer_bytes),
-            format_bytes(static.gradient_bytes),
-            format_bytes(static.optimizer_state_bytes),
-            Text(format_bytes(static.device_bytes), style="bold"),
-            f"{estimate.bytes_per_parameter:.2f}",
-            format_bytes(estimate.optimizer_step.later_step_peak_bytes) if estimate.optimizer_step else "not known",
-            format_bytes(static.optimizer_state_host_bytes),
-        )
-    parts = (*_heading(first), table, *_notes(estimates), *(_details(estimates) if details else ()))
+        table.add_row(*_cells(estimate))
+    figures = (table,) if _fits(table, width) else tuple(_block(estimate) for estimate in estimates)
+    parts = (*_heading(estimates[0]), *figures, *_notes(estimates), *(_details(estimates) if details else ()))
     return render_parts(parts, width=width, color=color)
+
+
+_COLUMNS = (
+    "optimizer",
+    "parameters",
+    "buffers",
+    "gradients",
+    "state",
+    "static total",
+    "bytes/param",
+    "step() adds",
+    "on host",
+)
+
+
+def _cells(estimate: Estimate) -> tuple[str | Text, ...]:
+    static, step = estimate.static, estimate.optimizer_step
+    return (
+        estimate.config.optimizer.name,
+        format_bytes(static.parameter_bytes),
+        format_bytes(static.buffer_bytes),
+        format_bytes(static.gradient_bytes),
+        format_bytes(static.optimizer_state_bytes),
+        Text(format_bytes(static.device_bytes), style="bold"),
+        f"{estimate.bytes_per_parameter:.2f}",
+        format_bytes(step.later_step_peak_bytes) if step else "not known",
+        format_bytes(static.optimizer_state_host_bytes),
+    )
+
+
+def _block(estimate: Estimate) -> Table:
+    """Return the figures of one optimizer below each other."""
+    block = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    block.add_column(no_wrap=True)
+    block.add_column(justify="right", no_wrap=True)
+    name, *figures = _cells(estimate)
+    block.add_row(Text(str(name), style="bold"))
+    for column, figure in zip(_COLUMNS[1:], figures, strict=True):
+        block.add_row(f"  {column}", figure)
+    return block
+
+
+def _fits(table: Table, width: int | None) -> bool:
+    if width is None:
+        return True
+    console = Console(width=_PLAIN_WIDTH, file=StringIO())
+    return Measurement.get(console, console.options, table).maximum <= width
 
 
 def _heading(estimate: Estimate) -> tuple[Text, ...]:
@@ -115,7 +141,7 @@ def plain_table(columns: Sequence[str]) -> Table:
 
 
 def render_parts(parts: Iterable[Table | Text], *, width: int | None, color: bool) -> str:
-    """Return tables and lines as text of at most `width` columns."""
+    """Return tables and lines as text; sentences wrap at `width` columns, tables keep their own."""
     file = StringIO()
     console = Console(
         file=file,
@@ -126,5 +152,6 @@ def render_parts(parts: Iterable[Table | Text], *, width: int | None, color: boo
         legacy_windows=False,
     )
     for part in parts:
-        console.print(part)
+        # A figure that is broken in two is worse than a line that the terminal wraps.
+        console.print(part, width=_PLAIN_WIDTH if isinstance(part, Table) else None, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

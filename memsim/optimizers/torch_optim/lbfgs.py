@@ -26,6 +26,10 @@ _ARGUMENTS = {
 _OWN = {"num_iterations": Optional(int)}
 
 
+MAX_HISTORY = 10_000
+"""Each remembered iteration is two entries as large as the model; more than this is a typing error."""
+
+
 def num_iterations(args: Arguments) -> int:
     """Return the inner iterations so far: as given, or as many as fill the history.
 
@@ -35,8 +39,8 @@ def num_iterations(args: Arguments) -> int:
     given, history = args["num_iterations"], args["history_size"]
     iterations = history + 1 if given is None else given
     for name, value in (("history_size", history), ("num_iterations", iterations)):
-        if value < 1:
-            raise UsageError(f"torch.optim.LBFGS: {name} must be at least 1, not {value}.")
+        if not 1 <= value <= MAX_HISTORY + 1:
+            raise UsageError(f"torch.optim.LBFGS: {name} must be from 1 to {MAX_HISTORY:,}, not {value}.")
     return int(iterations)
 
 
