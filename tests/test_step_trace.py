@@ -197,7 +197,7 @@ def test_equal_layers_are_folded_into_one_line():
     rows = by_module(
         [
             held("model.layers.0.mlp.up_proj", 10),
-            held("model.layers.0.mlp.down_proj", 1),
+            held("model.layers.0.mlp.experts.7.down_proj", 1),
             held("model.layers.1.mlp.up_proj", 10),
             held("model.layers.1.mlp.up_proj", 5, Category.PARAMETER),
             held("lm_head", 3),

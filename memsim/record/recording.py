@@ -253,12 +253,12 @@ class _Judge:
         described = next((s for s in life.sightings if s[5] is not None and s[3] <= life.nbytes), None)
         category = _OWNED[owner[1]] if owner is not None else self._category(life, mark)
         name = owner[4] if owner is not None else ""
-        module = "" if category == Category.WORKSPACE else mark.module
+        module, op = ("", "") if category is Category.WORKSPACE else (mark.module, mark.op)
         return Holder(
             category=category,
             module=_owner_path(name) or module,
             name=name,
-            op=next((s[7] for s in life.sightings if s[7]), mark.op),
+            op=next((s[7] for s in life.sightings if s[7]), op),
             shape=tuple(described[5]) if described else None,
             dtype=described[6] if described else None,
             line=life.line,

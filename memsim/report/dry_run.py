@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from memsim.dry_run.result import DryRun
+from memsim.ledger import Category
 from memsim.report.tables import plain_table, render_parts
 from memsim.step import OutOfMemory
 from memsim.step.peaks import HeldTensor
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _NUM_MODULES = 12
+_UNNAMED = {Category.WORKSPACE: "cuBLAS workspace", Category.COMMUNICATION: "torch.distributed"}
 _ENDINGS = {
     "stopped": "ended by memsim after {steps}",
     "finished": "came to its end after {steps}",
@@ -108,7 +110,7 @@ def _holders(run: DryRun) -> Iterable[Table | Text]:
 def _tensor_row(tensor: HeldTensor) -> tuple[str, ...]:
     holder = tensor.holder
     shape = str(list(holder.shape)) if holder.shape is not None else "not seen"
-    name = holder.name or " ".join(filter(None, (holder.module, holder.op))) or "in backward, outside Python"
+    name = holder.name or " ".join(filter(None, (holder.module, holder.op))) or _UNNAMED.get(holder.category, "-")
     line = " < ".join(dict.fromkeys(filter(None, (holder.library_line, holder.line)))) or "-"
     return name, format_bytes(tensor.allocated_bytes), holder.category.value, shape, holder.dtype or "-", line
 

@@ -187,7 +187,7 @@ def by_category(held: Iterable[HeldTensor]) -> dict[str, int]:
 def by_module(held: Iterable[HeldTensor]) -> tuple[ModuleMemory, ...]:
     """Return what each kind of module holds, equal layers folded into one, the largest first.
 
-    A path is cut one name after its last number: `h.3.attn.c_proj` counts for `h.*.attn`.
+    A path is cut one name after its first number: `h.3.mlp.0` counts for `h.*.mlp`.
     """
     modules: dict[str, set[str]] = defaultdict(set)
     categories: dict[str, Counter[str]] = defaultdict(Counter)
@@ -215,5 +215,5 @@ def _nowhere(holder: Holder) -> str:
 
 def _cut(path: str) -> str:
     parts = path.split(".")
-    last = max((index for index, part in enumerate(parts) if part.isdigit()), default=None)
-    return path if last is None else ".".join(parts[: last + 2])
+    first = next((index for index, part in enumerate(parts) if part.isdigit()), None)
+    return path if first is None else ".".join(parts[: first + 2])
