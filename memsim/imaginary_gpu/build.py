@@ -28,7 +28,14 @@ _CORE_SOURCES = (
 )
 _SOURCES: dict[str, tuple[str, ...]] = {
     "cuda": ("attributes.c", "driver.c", "driver_memory.c"),
-    "cudart": ("attributes.c", "runtime_device.c", "runtime_memory.c", "runtime_streams.c", "runtime_launch.c"),
+    "cudart": (
+        "attributes.c",
+        "runtime_device.c",
+        "runtime_memory.c",
+        "runtime_streams.c",
+        "runtime_launch.c",
+        "architectures.c",
+    ),
     "nvidia-ml": ("attributes.c", "nvml.c"),
     "cublas": ("math_libraries.c",),
     "cublasLt": ("math_libraries.c",),

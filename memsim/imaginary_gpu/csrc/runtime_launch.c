@@ -2,6 +2,7 @@
 #include "cuda_abi.h"
 #include "device.h"
 #include "runtime.h"
+#include "architectures.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,11 +10,16 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
 
 /* Registration: the compiler's code hands over its kernels when a library is loaded. */
 void **__cudaRegisterFatBinary(void *binary) {
-    (void)binary;
-    return calloc(1, sizeof(void *));
+    void **handle = malloc(sizeof *handle);
+    if (handle) *handle = binary;
+    return handle;
 }
 
 void __cudaUnregisterFatBinary(void **handle) { free(handle); }
+
+void __cudaRegisterFunction(void **handle, const void *function) {
+    if (handle) architectures_register(function, *handle);
+}
 
 char __cudaInitModule(void **handle) {
     (void)handle;
@@ -64,12 +70,11 @@ int cudaLibraryGetKernel(void **kernel, void *library, const char *name) {
 /* Attributes */
 int cudaFuncGetAttributes(function_attributes *attributes, const void *function) {
     const igpu_settings *gpu = igpu_gpu();
-    (void)function;
     if (!gpu) return runtime_fail(CU_NO_DEVICE);
     memset(attributes, 0, sizeof *attributes);
     attributes->max_threads_per_block = 1024;
     attributes->num_registers = 32;
-    attributes->ptx_version = attributes->binary_version = gpu->major * 10 + gpu->minor;
+    architectures_choose(function, gpu->major * 10 + gpu->minor, &attributes->binary_version, &attributes->ptx_version);
     attributes->max_dynamic_shared_bytes = 49152;
     attributes->preferred_shared_carveout = -1;
     return CU_OK;
