@@ -53,11 +53,14 @@ def optimizer_table() -> str:
     """Return a Markdown table of every optimizer name, from the rules themselves."""
     from memsim.cli.optimizers import optimizer_rows
 
-    lines = ["| optimizer | class | bytes per parameter | on the host | read at |", "|---|---|---|---|---|"]
+    lines = ["| optimizer | class | bytes per parameter | on the host | package | state |", "|---|---|---|---|---|---|"]
     for row in optimizer_rows():
         device = "-" if row["device"] is None else f"{row['device']:.4f}"
         host = "-" if row["host"] is None else f"{row['host']:.4f}"
-        lines.append(f"| `{row['optimizer']}` | `{row['class_path']}` | {device} | {host} | {row['package']} |")
+        state = "exact" if row["compared"] else f"read only: {row['not_run']}"
+        lines.append(
+            f"| `{row['optimizer']}` | `{row['class_path']}` | {device} | {host} | {row['package']} | {state} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -67,6 +67,8 @@ def _row(name: str) -> dict[str, Any]:
         "host": state.host_bytes / _WEIGHT.tensor.numel if state else None,
         "package": f"{rule.package} {rule.version}",
         "source": rule.source,
+        "compared": not rule.not_run,
+        "not_run": rule.not_run,
         "ignores": rule.ignores,
     }
 
@@ -111,6 +113,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("class", facts["class_path"]),
         ("package", facts["package"]),
         ("source", facts["source"]),
+        ("compared", "with the real optimizer's state" if facts["compared"] else f"no, only read: {facts['not_run']}"),
         ("ignores", facts["ignores"]),
         ("other names", ", ".join(facts["other_names"])),
         ("arguments", ", ".join(f"{key}={value!r}" for key, value in facts["arguments"].items())),

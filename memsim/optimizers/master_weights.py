@@ -38,7 +38,8 @@ _SIXTEEN_BITS = frozenset({"float16", "bfloat16"})
     arguments=_FUSED | {"capturable": False, "master_weights": False},
     package="apex",
     version="git 6424da3",
-    source="apex/optimizers/fused_adam.py:63-150 (read, not run: needs a GPU)",
+    source="apex/optimizers/fused_adam.py:63-150",
+    not_run="needs a GPU",
     ignores="The overflow flag (4 bytes), and with capturable the step and lr of each group as 4-byte tensors.",
 )
 def apex_fused_adam(parameter: ParameterSpec, args: Arguments) -> Entries:
@@ -58,7 +59,8 @@ def apex_fused_adam(parameter: ParameterSpec, args: Arguments) -> Entries:
 @register(
     "deepspeed.ops.adam.FusedAdam",
     arguments=_FUSED,
-    source="deepspeed/ops/adam/fused_adam.py:60-150 (read, not run: needs a GPU)",
+    source="deepspeed/ops/adam/fused_adam.py:60-150",
+    not_run="needs a GPU",
     ignores="The overflow flag (4 bytes).",
     **_DEEPSPEED,
 )
@@ -76,7 +78,8 @@ def deepspeed_fused_adam(parameter: ParameterSpec, args: Arguments) -> Entries:
 @register(
     "deepspeed.ops.adam.DeepSpeedCPUAdam",
     arguments=_ADAM | {"bias_correction": True, "adamw_mode": True, "fp32_optimizer_states": True},
-    source="deepspeed/ops/adam/cpu_adam.py (read, not run: needs a compiler)",
+    source="deepspeed/ops/adam/cpu_adam.py",
+    not_run="needs a compiler",
     **_DEEPSPEED,
 )
 def deepspeed_cpu_adam(parameter: ParameterSpec, args: Arguments) -> Entries:
@@ -93,7 +96,8 @@ ZERO_ALIGNMENT_ELEMENTS = 2
 @register(
     "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer",
     arguments={},
-    source="deepspeed/runtime/zero/stage_1_and_2.py, flatten_dense_tensors_aligned (read, not run: needs a GPU)",
+    source="deepspeed/runtime/zero/stage_1_and_2.py, flatten_dense_tensors_aligned",
+    not_run="needs a GPU",
     whole=True,
     ignores=_ONE_GROUP + " The 16-bit weights are views of one flat tensor, padded likewise.",
     **_DEEPSPEED,
@@ -106,7 +110,8 @@ def zero_one_gpu(parameters: Sequence[ParameterSpec], args: Arguments) -> Iterab
 @register(
     "deepspeed.runtime.bf16_optimizer.BF16_Optimizer",
     arguments={},
-    source="deepspeed/runtime/bf16_optimizer.py (read, not run: needs a GPU)",
+    source="deepspeed/runtime/bf16_optimizer.py",
+    not_run="needs a GPU",
     whole=True,
     ignores=_ONE_GROUP + " The bfloat16 weights are views of one flat tensor, padded likewise.",
     **_DEEPSPEED,
@@ -130,7 +135,8 @@ def _flat(parameters: Sequence[ParameterSpec], names: tuple[str, ...]) -> Iterab
     arguments={},
     package="megatron-core",
     version="git 0011998",
-    source="megatron/core/optimizer/optimizer.py, class Float16OptimizerWithFloat16Params (read, not run: needs a GPU)",
+    source="megatron/core/optimizer/optimizer.py, class Float16OptimizerWithFloat16Params",
+    not_run="needs a GPU",
     ignores="The float32 gradients of the main parameters, made before each step, and their buffer in Megatron's DDP.",
 )
 def megatron_float16(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG001
@@ -153,7 +159,8 @@ def megatron_float16(parameter: ParameterSpec, args: Arguments) -> Entries:  # n
     },
     package="torchdistx",
     version="git 0552f1b",
-    source="torchdistx/optimizers/anyprecision_optimizer.py:157-178 (read, not run: the package no longer installs)",
+    source="torchdistx/optimizers/anyprecision_optimizer.py:157-178",
+    not_run="the package no longer installs",
 )
 def any_precision_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Two moments, and with Kahan summation a compensation, each in a dtype of its own."""
@@ -173,7 +180,8 @@ def any_precision_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     arguments=_ADAM | {"weight_decay": 1e-2},
     package="torch_xla",
     version="git 079a78c",
-    source="torch_xla/amp/syncfree/adamw.py:30-100 (read, not run: needs XLA)",
+    source="torch_xla/amp/syncfree/adamw.py:30-100",
+    not_run="needs XLA",
     ignores="step(found_inf=...) of a GradScaler, with which `step` is on the device in the flag's dtype.",
 )
 def xla_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
@@ -187,7 +195,8 @@ def xla_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     arguments=_ADAM | {"weight_decay": 1e-2},
     package="torch_npu",
     version="master",
-    source="torch_npu/optim/npu_fused_adamw.py:46-64 (read, not run: needs an Ascend NPU)",
+    source="torch_npu/optim/npu_fused_adamw.py:46-64",
+    not_run="needs an Ascend NPU",
     ignores="Weights, gradients and moments are moved into one tensor each, whose parts the NPU aligns.",
 )
 def npu_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:

@@ -109,6 +109,7 @@ def _find(name: str) -> OptimizerName:
         return OptimizerName(name=name, class_path=name)
     # `Adafactor` is the spelling of torch's class, and `adafactor` the Trainer's name for another one.
     spelled = [f"{module}.{name}" for module in ("torch.optim", "bitsandbytes.optim") if f"{module}.{name}" in _RULES]
+    spelled = spelled or _same_class(name)
     folded = [known for known in _NAMES.values() if known.name.lower() == name.lower()]
     candidates = {known.class_path: known for known in folded}
     for class_path in spelled[:1]:
@@ -119,6 +120,13 @@ def _find(name: str) -> OptimizerName:
         ways = [known.name if known in folded else path for path, known in candidates.items()]
         raise UsageError(f"optimizer {name!r} could be {' or '.join(ways)}: write the one you mean.")
     return next(iter(candidates.values()))
+
+
+def _same_class(path: str) -> list[str]:
+    """Return the class paths that another way to import a class may mean: `torch.optim.adamw.AdamW`."""
+    package, name = path.partition(".")[0], path.rpartition(".")[2]
+    found = [p for p in _RULES if p.partition(".")[0] == package and p.rpartition(".")[2] == name]
+    return found if len(found) == 1 and "." in path else []
 
 
 def _impl_arguments(rule: OptimizerRule, impl: str | None) -> dict[str, bool]:

@@ -68,6 +68,8 @@ class OptimizerRule:
     fuses_backward: bool | str = False
     """Whether each parameter is updated inside backward as soon as its gradient exists, so that gradients live one at a
     time instead of all together; a string names the argument that asks for it."""
+    not_run: str = ""
+    """Why the real class could only be read; empty where tests compare the rule with its real state."""
     ignores: str = ""
     """What the rule leaves out, in a sentence."""
     own_arguments: Mapping[str, Any] = field(default_factory=dict)
