@@ -126,18 +126,19 @@ def _walk_tensor(name: str, value: torch.Tensor) -> Iterator[tuple[str, Shape, s
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return every tensor in the optimizer's state, wherever it is nested."""
+    return list(tensors_in(dict(optimizer.state)))
 
-    def tensors(value: Any) -> Iterator[torch.Tensor]:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from (t for item in value.values() for t in tensors(item))
-        elif isinstance(value, (list, tuple)):
-            yield from (t for item in value for t in tensors(item))
-        elif hasattr(value, "__dict__"):
-            yield from tensors(vars(value))
 
-    return list(tensors(dict(optimizer.state)))
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor in a mapping, a list or an object, wherever it is nested."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (t for item in value.values() for t in tensors_in(item))
+    elif isinstance(value, (list, tuple)):
+        yield from (t for item in value for t in tensors_in(item))
+    elif hasattr(value, "__dict__"):
+        yield from tensors_in(vars(value))
 
 
 def specs(

@@ -162,6 +162,90 @@ def test_optimi_updates_two_dtypes_in_the_real_order(name):
     for foreach in (False, True):
         parameters = {**oracle.make_parameters({"a": (5, 4), "b": (3,)}, "bfloat16")}
         parameters |= oracle.make_parameters({"c": (6, 3), "d": (2,)}, "float32")
-        with pytest.warns(DeprecationWarning) if foreach else contextlib.nullcontext():
+        with pytest.warns(DeprecationWarning, match="foreach") if foreach else contextlib.nullcontext():
             args = {"lr": 1e-3, "foreach": foreach, "triton": False}
             check(f"optimi.{name}", cls, parameters, args, state=_and_step_counters)
+
+
+class _Model(torch.nn.Module):
+    """A module that holds the given parameters."""
+
+    def __init__(self, parameters):
+        super().__init__()
+        for name, p in parameters.items():
+            self.register_parameter(name, p)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["Lomo", "AdaLomo"])
+def test_the_update_of_lomo_inside_backward_is_the_real_one(name, dtype, monkeypatch):
+    cls = getattr(pytest.importorskip("lomo_optim", reason="lomo-optim is not installed"), name)
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)  # the constructor asks for a GPU
+    for args in choices(weight_decay=(0.0, 0.1), clip_grad_value=(None, 1.0)):
+        parameters = oracle.make_parameters(SHAPES, dtype)
+        optimizer = cls(_Model(parameters), **args)
+        means = [t for kind in ("", "_row", "_col") for t in getattr(optimizer, f"exp_avg_sq{kind}", {}).values()]
+        trackers = []
+        for p in parameters.values():
+            oracle.fill_gradients([p])
+            gradient = p.grad  # kept, so that no other storage takes its address
+            with StorageTracker([p, gradient, *means]) as tracker:
+                optimizer.grad_func(0)
+            trackers += tracker.events
+            assert p.grad is None
+        resolved = resolve_optimizer(f"lomo_optim.{name}", args)
+        events = step_events(resolved, oracle.specs(parameters), first_step=True, on_cpu=True)
+        assert step_oracle.visible(events, "cpu") == trackers
+
+
+@DTYPES
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_the_step_of_grokadamw_is_the_real_one(device, dtype, monkeypatch):
+    cls = pytest.importorskip("grokadamw", reason="grokadamw is not installed").GrokAdamW
+    to = torch.Tensor.to
+    if device == "meta":
+        monkeypatch.setattr(  # a meta tensor has no values to bring to the host
+            torch.Tensor,
+            "to",
+            lambda t, to_what: torch.empty_like(t, device="cpu") if to_what == "cpu" else to(t, to_what),
+        )
+    for clipping in (0.0, 1.0) if device == "cpu" else (0.0,):
+        parameters = oracle.make_parameters(WITH_CONV, dtype, device)
+        optimizer = cls(list(parameters.values()), gradient_clipping=clipping)
+        resolved = resolve_optimizer("grokadamw.GrokAdamW", {"gradient_clipping": clipping})
+        for first in (True, False):
+            oracle.fill_gradients(parameters.values())
+            known = [*parameters.values(), *(p.grad for p in parameters.values())]
+            tracker = StorageTracker(known, oracle.tensors_in(optimizer.param_groups[0].get("state", {})))
+            with tracker:
+                optimizer.step()
+            events = step_events(resolved, oracle.specs(parameters), first_step=first, on_cpu=device == "cpu")
+            step_oracle.assert_same_events(tracker, events, device)
+
+
+@DTYPES
+def test_the_step_of_adabelief_is_the_real_one(dtype):
+    cls = pytest.importorskip("adabelief_pytorch", reason="adabelief-pytorch is not installed").AdaBelief
+    for option in choices(amsgrad=(False, True), rectify=(False, True), weight_decouple=(False, True)):
+        args = {**option, "weight_decay": 0.1, "print_change_log": False}
+        check("adabelief_pytorch.AdaBelief", cls, oracle.make_parameters(WITH_CONV, dtype), args, num_steps=8)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["AdamAtan2", "AdoptAtan2"])
+def test_the_step_of_adam_atan2_is_the_real_one(name, dtype):
+    cls = getattr(pytest.importorskip("adam_atan2_pytorch", reason="adam-atan2-pytorch is not installed"), name)
+    options = {"cautious_factor": (0.0, 1.0), "weight_decay": (0.0, 0.1), "regen_reg_rate": (0.0, 0.1)}
+    if name == "AdamAtan2":
+        options["cautious_wd"] = (False, True)
+    for args in choices(**options):
+        if args["weight_decay"] and args["regen_reg_rate"]:
+            continue  # refused by the class
+        check(f"adam_atan2_pytorch.{name}", cls, oracle.make_parameters(WITH_CONV, dtype), args)
+
+
+@DTYPES
+def test_the_step_of_cautious_lion_is_the_real_one(dtype):
+    module = pytest.importorskip("lion_pytorch.cautious_lion", reason="lion-pytorch is not installed")
+    for args in choices(cautious_factor=(0.0, 1.0), weight_decay=(0.0, 0.1), cautious_wd=(False, True)):
+        check("lion_pytorch.cautious_lion.Lion", module.Lion, oracle.make_parameters(WITH_CONV, dtype), args)

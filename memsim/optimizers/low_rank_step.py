@@ -50,18 +50,18 @@ def galore_adafactor_step(tape: Tape, parameters: Sequence[ParameterSpec], args:
         state = _factored_state(tape, p, v.grad)
         v.p_data_fp32 = weight(tape, p)
         v.p_data_fp32 = v.p_data_fp32.to(v.grad.dtype)
-        state["RMS"] = _rms(v.p_data_fp32)
+        state["RMS"] = rms(v.p_data_fp32)
         if args["scale_parameter"]:
-            _larger(state["RMS"], args["eps"][1])
+            larger(state["RMS"], args["eps"][1])
         v.lr = state["RMS"] * 1e-2 if args["scale_parameter"] else None
         v.update = (v.grad**2) + args["eps"][0]
         if len(v.grad.shape) >= 2:
             v.update.mean(dim=-1)
             v.update.mean(dim=-2)
-            v.update = _approx_sq_grad(state["exp_avg_sq_row"], state["exp_avg_sq_col"])
+            v.update = approx_sq_grad(state["exp_avg_sq_row"], state["exp_avg_sq_col"])
         else:
             v.update = state["exp_avg_sq"].rsqrt()
-        (_rms(v.update) / args["clip_threshold"]).clamp_()
+        (rms(v.update) / args["clip_threshold"]).clamp_()
         if args["beta1"] is not None:
             v.update = state["exp_avg"]
         if projector:
@@ -223,7 +223,7 @@ def _limit_growth(v: SimpleNamespace, state: StateTensors, name: str) -> None:
         return
     setattr(v, f"{name}_norm", grad.norm())
     ratio = vars(v)[f"{name}_norm"] / (state[name] + 1e-8)
-    _larger(ratio, 1.01)
+    larger(ratio, 1.01)
     v.limiter = ratio / 1.01
     del ratio
     setattr(v, name, grad / v.limiter)
@@ -231,16 +231,18 @@ def _limit_growth(v: SimpleNamespace, state: StateTensors, name: str) -> None:
     state[name] = vars(v)[f"{name}_norm"] / v.limiter
 
 
-def _larger(tensor: ShapeTensor, number: float) -> None:
+def larger(tensor: ShapeTensor, number: float) -> None:
     """`max(tensor, number)` makes a boolean, and takes the tensor."""
     tensor.lt(number)
 
 
-def _rms(tensor: ShapeTensor) -> ShapeTensor:
+def rms(tensor: ShapeTensor) -> ShapeTensor:
+    """`tensor.norm(2) / tensor.numel() ** 0.5`."""
     return tensor.norm() / 1.0
 
 
-def _approx_sq_grad(row: ShapeTensor, column: ShapeTensor) -> ShapeTensor:
+def approx_sq_grad(row: ShapeTensor, column: ShapeTensor) -> ShapeTensor:
+    """Adafactor's second moment, from the means of rows and columns."""
     r_factor = (row / row.mean(dim=-1, keepdim=True)).unsqueeze(-1)
     c_factor = column.unsqueeze(-2).rsqrt()
     return r_factor * c_factor

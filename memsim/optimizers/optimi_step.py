@@ -36,7 +36,7 @@ def _step(
             if not triton:
                 single(weight(tape, p), state, tape)
         return
-    _create(tape, parameters, counter)
+    _create(tape, counter)
     if triton:
         return
     if args["foreach"]:
@@ -46,7 +46,7 @@ def _step(
         single(weight(tape, p), StateTensors(tape, p), tape)
 
 
-def _create(tape: Tape, parameters: Sequence[ParameterSpec], counter: str) -> None:
+def _create(tape: Tape, counter: str) -> None:
     for moment in ("before", "state", "after"):
         if moment == "state":
             tape.create_state()

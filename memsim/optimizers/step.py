@@ -124,6 +124,7 @@ class Tape:
         """Keys of the shared storages (`StateEntry.shared`) that this optimizer's step has made already."""
         self.variables = SimpleNamespace()
         """Variables of `step()` itself that hold a `ShapeTensor`: they outlive each group, and die with the step."""
+        self._later: list[tuple[int, Callable[[], None]]] = []
         self._locals = Frame(self)
 
     def begin_group(self, state: OptimizerState) -> None:
@@ -135,10 +136,35 @@ class Tape:
 
     def end_step(self) -> None:
         """Return from the `step()` of the optimizer whose groups have come so far."""
+        later, self._later = self._later, []
+        for _, run in sorted(later, key=lambda item: item[0]):
+            run()
+        del later
         self._locals.close()
         self._locals = Frame(self)
         self.shared = set()
         self.variables = SimpleNamespace()
+
+    def after_groups(self, loop: int, run: Callable[[], None]) -> None:
+        """Let `run` write what a later loop over the groups does with the current one, after all groups have come.
+
+        Args:
+            loop: which of the later loops; they run in this order, each through the groups in theirs.
+            run: reads the state from `StateTensors` that exist already.
+        """
+        self._later.append((loop, run))
+
+    def replay(self, events: Iterable[StepEvent]) -> None:
+        """Write events of another tape into this one; temporaries that they do not free end here."""
+        held: dict[int, StepEvent] = {}
+        for event in events:
+            if event.action == "alloc":
+                held[event.key] = self.allocate(event.tensor, event.parameter, event.name, event.category)
+            else:
+                self.release(held.pop(event.key))
+        for event in held.values():
+            if event.category == "temporary":
+                self.release(event)
 
     @contextmanager
     def step_frame(self) -> Iterator[Frame]:
