@@ -51,6 +51,8 @@ class Watch:
         self._backward_depth = 0
         self._stepping: Any = None
         self._next_step = 1
+        self._num_steps = 0
+        self._stepped_in_backward = False
         self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._begin()
 
@@ -112,13 +114,17 @@ class Watch:
             self.tape.phase = "backward"
             self.tape.mark(path)
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
             finally:
                 self._backward_depth = 0
                 self.graph.end()
                 self.sightings.gradients(self.sightings.all_parameters())
                 self.tape.phase = "gap"
                 self.tape.mark(path)
+            if self._stepped_in_backward:
+                self._stepped_in_backward = False
+                self._end_of_step()
+            return result
 
         setattr(owner, name, wrapped)
 
@@ -219,9 +225,14 @@ class Watch:
         self._stepping = None
         self.sightings.optimizer(optimizer, state=True)
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        self._num_steps = max(self._num_steps, self._steps[optimizer])
         if self._backward_depth:  # an optimizer inside backward, one parameter at a time: the step ends with backward
-            return
-        done = max(self._steps.values())
+            self._stepped_in_backward = True
+        else:
+            self._end_of_step()
+
+    def _end_of_step(self) -> None:
+        done = self._num_steps
         if self.max_steps and done >= self.max_steps:
             self._stop(done)
         self._next_step = done + 1
@@ -263,7 +274,7 @@ class Watch:
 
     def _exit(self) -> None:
         if self.tape.recording and os.getpid() == self._pid:
-            self._write(FINISHED, max(self._steps.values(), default=0))
+            self._write(FINISHED, self._num_steps)
 
     def _write(self, ended: str, num_steps: int) -> None:
         if self._ended:
