@@ -17,7 +17,7 @@ import torch
 from storage_tracker import StorageTracker
 
 from memsim.optimizers import resolve_optimizer, step_source
-from memsim.optimizers.step import step_events
+from memsim.optimizers.step import group_step_events, step_events
 
 SHAPES = {"tall": (10, 7), "vector": (12,), "wide": (3, 9), "square": (5, 5), "bias": (4,)}
 WITH_CONV = {**SHAPES, "conv": (4, 3, 5, 2), "scalar": ()}
@@ -249,3 +249,119 @@ def test_the_step_of_cautious_lion_is_the_real_one(dtype):
     module = pytest.importorskip("lion_pytorch.cautious_lion", reason="lion-pytorch is not installed")
     for args in choices(cautious_factor=(0.0, 1.0), weight_decay=(0.0, 0.1), cautious_wd=(False, True)):
         check("lion_pytorch.cautious_lion.Lion", module.Lion, oracle.make_parameters(WITH_CONV, dtype), args)
+
+
+@DTYPES
+def test_the_step_of_came_is_the_real_one(dtype):
+    cls = pytest.importorskip("came_pytorch", reason="came-pytorch is not installed").CAME
+    for args in choices(lr=(1e-3,), weight_decay=(0.0, 0.1)):
+        check("came_pytorch.CAME", cls, oracle.make_parameters(WITH_CONV, dtype), args)
+
+
+ADAM_MINI_SHAPES = {
+    "embed_tokens.weight": (50, 32),
+    "layers.0.q_proj.weight": (32, 32),
+    "layers.0.q_proj.bias": (32,),
+    "layers.0.k_proj.weight": (16, 32),
+    "layers.0.v_proj.weight": (16, 32),
+    "layers.0.norm.weight": (32,),
+    "layers.0.mlp.up.weight": (64, 32),
+    "other.weight": (5, 7),
+}
+
+
+@DTYPES
+def test_the_step_of_adam_mini_is_the_real_one(dtype):
+    cls = pytest.importorskip("adam_mini", reason="adam-mini is not installed").Adam_mini
+    args = {"dim": 32, "n_heads": 4, "n_kv_heads": 2, "verbose": False}
+    parameters = oracle.make_parameters(ADAM_MINI_SHAPES, dtype)
+    check("adam_mini.Adam_mini", lambda _, **kw: cls(parameters.items(), **kw), parameters, args)
+
+
+@DTYPES
+def test_the_step_of_muon_is_the_real_one(dtype):
+    muon = pytest.importorskip("muon", reason="muon-optimizer is not installed")
+    shapes = {"tall": (10, 7), "wide": (3, 9), "square": (5, 5), "batch": (2, 6, 4)}
+    check("muon.SingleDeviceMuon", muon.SingleDeviceMuon, oracle.make_parameters(shapes, dtype))
+
+
+@DTYPES
+def test_the_step_of_muon_with_its_own_adam_is_the_real_one(dtype):
+    muon = pytest.importorskip("muon", reason="muon-optimizer is not installed")
+    parameters = oracle.make_parameters({**SHAPES, "embed.weight": (20, 4)}, dtype)
+
+    def make(_):
+        return muon.SingleDeviceMuonWithAuxAdam(
+            [{"params": [p], "use_muon": p.ndim == 2 and "embed" not in name} for name, p in parameters.items()]
+        )
+
+    check("muon.SingleDeviceMuonWithAuxAdam", make, parameters)
+
+
+@DTYPES
+def test_the_step_of_muon_and_adamw_is_that_of_the_two(dtype):
+    parameters = oracle.make_parameters({**SHAPES, "embed.weight": (20, 4)}, dtype)
+    by_muon = {name: p for name, p in parameters.items() if p.ndim == 2 and "embed" not in name}
+    optimizers = (
+        torch.optim.Muon(by_muon.values()),
+        torch.optim.AdamW([p for name, p in parameters.items() if name not in by_muon]),
+    )
+    resolved = resolve_optimizer("Muon+AdamW")
+    for first in (True, False):
+        oracle.fill_gradients(parameters.values())
+        state = [t for optimizer in optimizers for t in oracle.state_tensors(optimizer)]
+        with StorageTracker([*parameters.values(), *(p.grad for p in parameters.values()), *state]) as tracker:
+            for optimizer in optimizers:
+                optimizer.step()
+        events = step_events(resolved, oracle.specs(parameters), first_step=first, on_cpu=True)
+        step_oracle.assert_same_events(tracker, events)
+
+
+@DTYPES
+def test_the_step_of_prodigy_is_the_real_one(dtype):
+    cls = pytest.importorskip("prodigyopt", reason="prodigyopt is not installed").Prodigy
+    options = {
+        "slice_p": (1, 3),
+        "weight_decay": (0.0, 0.1),
+        "decouple": (False, True),
+        "betas": ((0.9, 0.99), (0.0, 0.99)),
+    }
+    for args in choices(**options):
+        check("prodigyopt.Prodigy", cls, oracle.make_parameters(WITH_CONV, dtype), args)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["DAdaptAdam", "DAdaptSGD", "DAdaptAdan", "DAdaptLion", "DAdaptAdaGrad"])
+def test_the_step_of_dadaptation_is_the_real_one(name, dtype):
+    cls = getattr(pytest.importorskip("dadaptation", reason="dadaptation is not installed"), name)
+    for args in choices(weight_decay=(0.0, 0.1)):
+        check(f"dadaptation.{name}", cls, oracle.make_parameters(WITH_CONV, dtype), args)
+
+
+GROUP_LOOPS = {
+    "came_pytorch.CAME": {"lr": 1e-3},
+    "prodigyopt.Prodigy": {},
+    "dadaptation.DAdaptAdam": {},
+    "dadaptation.DAdaptSGD": {},
+    "dadaptation.DAdaptAdan": {},
+    "dadaptation.DAdaptAdaGrad": {},
+    "muon.SingleDeviceMuon": {},
+    "optimi.StableAdamW": {"lr": 1e-3, "triton": False, "foreach": False},
+}
+
+
+@pytest.mark.parametrize("class_path", GROUP_LOOPS)
+def test_two_groups_are_gone_through_in_the_real_order(class_path):
+    module, _, name = class_path.rpartition(".")
+    cls, args = getattr(pytest.importorskip(module), name), GROUP_LOOPS[class_path]
+    groups = [oracle.make_parameters({"a": (5, 4), "b": (6, 3)}), oracle.make_parameters({"c": (7, 2), "d": (3, 2)})]
+    optimizer = cls([{"params": list(group.values())} for group in groups], **args)
+    parameters = [p for group in groups for p in group.values()]
+    for first in (True, False):
+        oracle.fill_gradients(parameters)
+        tracker = StorageTracker([*parameters, *(p.grad for p in parameters)], _and_step_counters(optimizer))
+        with tracker:
+            optimizer.step()
+        resolved = resolve_optimizer(class_path, args)
+        specs = [(resolved, oracle.specs(group)) for group in groups]
+        assert_same(class_path, tracker, group_step_events(specs, first_step=first, on_cpu=True))

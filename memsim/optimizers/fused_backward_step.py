@@ -1,6 +1,6 @@
 """Temporaries of LOMO and AdaLomo, read at the version of fused_backward.py.
 
-There is no `step()`: these are the events of the hooks that update each parameter inside backward, one call a parameter.
+There is no `step()`: these are the events of the hooks that update each parameter inside backward, a call each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from memsim.optimizers.shape_tensor import ShapeTensor, StateTensors, weight
 from memsim.optimizers.step import Tape, register_step
 
 _IGNORES = (
-    "With clip_grad_norm, the norms of the first of two backward passes. That a float32 gradient lives until its update "
-    "is done."
+    "With clip_grad_norm, the norms of the first of two backward passes. That a float32 gradient lives on until its "
+    "update is done."
 )
 _SCALER = " With a float16 loss, the float32 copy of each gradient that is looked through for infinities."
 

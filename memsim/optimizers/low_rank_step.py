@@ -47,7 +47,7 @@ def galore_adafactor_step(tape: Tape, parameters: Sequence[ParameterSpec], args:
         if p.tensor.dtype in {"float16", "bfloat16"}:
             v.grad = v.grad.float()
         projector = _project(tape, v, p, args, _by_singular_values, grad=v.grad)
-        state = _factored_state(tape, p, v.grad)
+        state = factored_state(tape, p, v.grad, "exp_avg_sq_row", "exp_avg_sq_col")
         v.p_data_fp32 = weight(tape, p)
         v.p_data_fp32 = v.p_data_fp32.to(v.grad.dtype)
         state["RMS"] = rms(v.p_data_fp32)
@@ -248,11 +248,10 @@ def approx_sq_grad(row: ShapeTensor, column: ShapeTensor) -> ShapeTensor:
     return r_factor * c_factor
 
 
-def _factored_state(tape: Tape, p: ParameterSpec, grad: ShapeTensor) -> StateTensors:
-    """`torch.zeros(shape).to(grad)` makes the means on the host in float32 first."""
-    state = StateTensors(tape, p)
-    state.create("exp_avg")
-    for name in ("exp_avg_sq_row", "exp_avg_sq_col"):
+def factored_state(tape: Tape, p: ParameterSpec, grad: ShapeTensor, *means: str) -> StateTensors:
+    """`torch.zeros(shape).to(grad)` makes the means of rows and columns on the host in float32 first."""
+    state = StateTensors(tape, p).create("exp_avg")
+    for name in means:
         if tape.creates_state and name in state.names:
             shape = grad.shape[:-1] if name.endswith("row") else (*grad.shape[:-2], grad.shape[-1])
             zeros = new(tape, TensorSpec(shape, "float32", "device" if tape.on_cpu else "host"), p.name, name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 from memsim.model import ParameterSpec
@@ -156,6 +157,10 @@ class ShapeTensor:
 
     __matmul__ = mm = bmm = matmul
 
+    def dot(self, _: ShapeTensor) -> ShapeTensor:
+        """`torch.dot(self, other)`."""
+        return self.make("dot", ())
+
     # Views share the storage.
     def view(self, *shape: int) -> ShapeTensor:
         """`self.view(*shape)`, and `self.reshape(*shape)` of a contiguous tensor; one size may be -1."""
@@ -225,6 +230,13 @@ def existing(tape: Tape, spec: TensorSpec, parameter: str, name: str) -> ShapeTe
 def weight(tape: Tape, p: ParameterSpec) -> ShapeTensor:
     """Return the parameter, or its gradient: both are there before the step and after it."""
     return existing(tape, p.tensor, p.name, "")
+
+
+def variables(tape: Tape, *names: str) -> SimpleNamespace:
+    """Return the variables of `step()` itself; they die in the order of `names`, which is that of the real code."""
+    for name in names:
+        vars(tape.variables).setdefault(name, None)
+    return tape.variables
 
 
 class StateTensors:
