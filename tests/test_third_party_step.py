@@ -365,3 +365,11 @@ def test_two_groups_are_gone_through_in_the_real_order(class_path):
         resolved = resolve_optimizer(class_path, args)
         specs = [(resolved, oracle.specs(group)) for group in groups]
         assert_same(class_path, tracker, group_step_events(specs, first_step=first, on_cpu=True))
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["AdamWScheduleFreePaper", "AdamWScheduleFreeReference", "SGDScheduleFreeReference"])
+def test_the_step_of_schedulefree_as_published_is_the_real_one(name, dtype):
+    cls = getattr(pytest.importorskip("schedulefree", reason="schedulefree is not installed"), name)
+    for args in choices(weight_decay=(0.0, 0.1), **({"foreach": (False, True)} if name.endswith("Paper") else {})):
+        check(f"schedulefree.{name}", cls, oracle.make_parameters(WITH_CONV, dtype), args)

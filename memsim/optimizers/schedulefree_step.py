@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from memsim.model import ParameterSpec
 from memsim.optimizers.rules import Arguments
-from memsim.optimizers.step import Tape, register_step
+from memsim.optimizers.step import Tape, register_step, register_unmodelled_step
 
 
 @register_step("schedulefree.AdamWScheduleFree", source="schedulefree/adamw_schedulefree.py:99-209")
@@ -46,3 +46,34 @@ def _denominators(tape: Tape, parameters: Sequence[ParameterSpec], args: Argumen
         else:
             for p in parameters:
                 local.new("denom", p)
+
+
+@register_step("schedulefree.AdamWScheduleFreePaper", source="schedulefree/adamw_schedulefree_paper.py:98-214")
+def adamw_paper_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    """As `AdamWScheduleFree`."""
+    adamw_step(tape, parameters, args)
+
+
+@register_step("schedulefree.AdamWScheduleFreeReference", source="schedulefree/adamw_schedulefree_reference.py:112-205")
+def adamw_reference_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
+    """A denominator, which lives on, and the next point, which does not."""
+    with tape.step_frame() as local:
+        for p in parameters:
+            tape.create_state(p)
+            local.new("denom", p)
+            local.brief(p, name="y")  # y.copy_(x.mul(beta1).add_(z, alpha=1 - beta1))
+
+
+@register_step("schedulefree.SGDScheduleFreeReference", source="schedulefree/sgd_schedulefree_reference.py:105-182")
+def sgd_reference_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
+    """The next point, which is copied."""
+    with tape.step_frame() as local:
+        for p in parameters:
+            tape.create_state(p)
+            local.brief(p, name="y")
+
+
+for _name in ("AdamWScheduleFreeClosure", "RAdamScheduleFreeClosure", "SGDScheduleFreeClosure"):
+    register_unmodelled_step(
+        f"schedulefree.{_name}", "its step() runs the model's forward and backward inside itself, through a closure"
+    )

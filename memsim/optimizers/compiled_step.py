@@ -1,0 +1,23 @@
+"""Optimizers whose `step()` is compiled: what it allocates is the compiler's choice, not the code's.
+
+`torch.compile` fuses pointwise operations into kernels without temporaries, and gives buffers to what is left
+(reductions, matrix products), by its version and the device. A recorded step shows them.
+"""
+
+from __future__ import annotations
+
+from memsim.optimizers.step import register_unmodelled_step
+
+_TORCHAO = (
+    "torchao compiles the update of each parameter (torch.compile of single_param_adam, torchao/optim/adam.py:149 "
+    "@0.18.0), and TorchInductor decides which of its float32 copies, block maxima and codes are made"
+)
+
+for _name in ("Adam8bit", "AdamW8bit", "Adam4bit", "AdamW4bit", "AdamFp8", "AdamWFp8", "adam._AdamW"):
+    register_unmodelled_step(f"torchao.optim.{_name}", _TORCHAO)
+register_unmodelled_step(
+    "kron_torch.Kron",
+    "torch.compile makes the kernels of its preconditioners (kron_torch/kron.py @0.3.3), a draw decides at which steps "
+    "they are updated, and opt_einsum in which order their factors are multiplied",
+)
+register_unmodelled_step("torch_xla.amp.syncfree.AdamW", "XLA compiles the whole step and decides what is made")
