@@ -296,7 +296,7 @@ def test_nothing_is_fetched_or_run_for_a_hostile_configuration(monkeypatch):
             f"is 1000000000; at most {MAX_LAYERS:,} can be built",
         ),
         (tiny("bert", vocab_size=10**4000), "vocab_size is an integer of 13288 bits; at most 100,000,000"),
-        (tiny("bert", num_labels=10**9), "num_labels is 1000000000; at most 1,000,000"),
+        (tiny("bert", num_labels=10**9), "num_labels is 1000000000; at most 100,000"),
         (tiny("bert", max_position_embeddings=-1), "max_position_embeddings is -1; it must be at least 0"),
         (tiny("bert", num_attention_heads=3), "not a multiple of the number of attention heads"),
         (tiny("bert", pad_token_id=10**30), "pad_token_id is an integer of 100 bits"),
@@ -314,13 +314,44 @@ def test_a_configuration_that_makes_no_model_is_refused_in_a_few_words(config, s
 
 
 def test_modules_without_end_are_not_built(monkeypatch):
-    config = {"model_type": "albert", "num_hidden_groups": 10**8, "hidden_size": 8, "num_attention_heads": 2}
+    config = {"model_type": "albert", "num_hidden_groups": 1000, "hidden_size": 8, "num_attention_heads": 2}
     monkeypatch.setattr("memsim.record.meta.MAX_REGISTRATIONS", 1000)
     with pytest.raises(ModelError, match="more than 1,000 modules and parameter tensors"):
         build_from_config(config, task=None, dtype="float32")
     # Some 98 modules and parameters each time: the limit is for one model, not for all that are ever built.
     for _ in range(30):
         build_from_config(tiny("bert"), task=None, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "albert", "inner_group_num": 20_000, "num_hidden_groups": 10**6}, "inner_group_num is 20000"),
+        ({"model_type": "albert", "inner_group_num": 999, "num_hidden_groups": 999}, "11976012 layers in all"),
+        (tiny("resnet", depths=[999, 999, 999]), "2997 layers in all; at most 1,000 can be built"),
+        (tiny("resnet", depths=[900] * 5000), "4500000 layers in all"),
+        (tiny("resnet", hidden_sizes=[8] * 10**5), "hidden_sizes is a list of 100,000 entries"),
+        ({"model_type": "perceiver", "num_blocks": 900, "num_self_attends_per_block": 900}, "810000 layers in all"),
+        ({"model_type": "gpt_neo", "attention_types": [[["global", "local"], 10**9]]}, "attention_types is 1000000000"),
+        ({"model_type": "reformer", "attn_layers": ["local"] * 10**5}, "attn_layers is a list of 100,000 entries"),
+        ({"model_type": "funnel", "block_sizes": [900] * 9}, "8100 layers in all"),
+        ({"model_type": "levit", "image_size": 10**4}, "image_size 10000 and stride 2 make 625 points a side"),
+        ({"model_type": "detr", "backbone_config": [{"depths": [999, 999]}]}, "1998 layers in all"),
+        ({"model_type": "bert", "num_labels": [[[[[[[[[[1]]]]]]]]]]}, "nested at most 8 deep"),
+    ],
+)
+def test_what_would_build_for_minutes_is_refused_before_anything_is_built(config, said, monkeypatch):
+    monkeypatch.setattr("torch.nn.Module.__init__", lambda *_: pytest.fail("a module was built"))
+    full = {"num_hidden_layers": 12, **config} if config["model_type"] == "albert" else config
+    with pytest.raises(ModelError) as error:
+        build_from_config(full, task=None, dtype="float32")
+    assert said in str(error.value)
+
+
+def test_a_list_of_which_layers_is_no_number_of_layers():
+    listed = {"cross_attention_layers": [300, 800], "intermediate_layers_indices": [3, 900]}
+    plain = build_from_config(tiny("bert"), task=None, dtype="float32")
+    assert build_from_config(tiny("bert", **listed), task=None, dtype="float32") == plain
 
 
 def test_objects_nested_without_end_are_refused():

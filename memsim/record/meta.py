@@ -22,9 +22,13 @@ from memsim.tensors import TensorSpec
 
 MAX_PARAMETERS = 10**15
 """A hundred times the largest model that anybody has announced."""
-MAX_REGISTRATIONS = 250_000
-"""Modules and parameter tensors of one model. A mixture of 60 layers with 384 experts, each expert a module of three
-linear layers (transformers 4.x), has 60 * 384 * 7 = 161,280. Each takes 25 to 100 microseconds to build."""
+MAX_REGISTRATIONS = 60_000
+"""Modules and parameter tensors of one model; each takes 25 to 100 microseconds to build. Llama-3.1-405B has 126 layers
+with 14 modules and 9 parameters each; a mixture of 24 layers whose 128 experts are a module each of two linear layers
+(Switch, with 5 modules and 2 parameters an expert) has 24 * 128 * 7 = 21,504."""
+MAX_REGISTRATIONS_UNFUSED = 250_000
+"""The same with transformers 4.x, where every mixture has a module for each expert: 60 layers with 384 experts of three
+linear layers are 60 * 384 * 7 = 161,280."""
 
 _FLOAT16 = ("float16",)
 _HALF = ("float16", "bfloat16")
@@ -97,7 +101,8 @@ def build_from_config(
             built.num_labels = num_labels  # replaces id2label, which would win over the key
         build = _builder(built, task, transformers)
         dtype_word = "dtype" if _major(transformers) >= 5 else "torch_dtype"
-        with torch.device("meta"), _bounded(torch.nn.modules.module):
+        most = MAX_REGISTRATIONS if _major(transformers) >= 5 else MAX_REGISTRATIONS_UNFUSED
+        with torch.device("meta"), _bounded(torch.nn.modules.module, most):
             model = build(built, **{dtype_word: getattr(torch, dtype)})
     table = _keep_float32(table_from_module(model), _float32_patterns(model, dtype))
     if table.num_parameters > MAX_PARAMETERS:
@@ -281,7 +286,7 @@ def _keep_float32(table: ParameterTable, patterns: list[str]) -> ParameterTable:
 
 
 @contextmanager
-def _bounded(torch_module: Any) -> Iterator[None]:
+def _bounded(torch_module: Any, most: int) -> Iterator[None]:
     """Stop a model that registers modules or parameters without end: a configuration can ask for any number of them."""
     thread = threading.get_ident()
     registered = 0
@@ -289,9 +294,9 @@ def _bounded(torch_module: Any) -> Iterator[None]:
     def count(*_: Any) -> None:
         nonlocal registered
         registered += threading.get_ident() == thread
-        if registered > MAX_REGISTRATIONS:
+        if registered > most:
             raise ModelError(
-                f"the configuration makes more than {MAX_REGISTRATIONS:,} modules and parameter tensors, as no model "
+                f"the configuration makes more than {most:,} modules and parameter tensors, as no model "
                 "has. Check its numbers of layers, groups and experts."
             )
 
