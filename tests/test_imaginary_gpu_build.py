@@ -21,7 +21,7 @@ from memsim.imaginary_gpu.elf import needed_sonames, read_needs
 from memsim.imaginary_gpu.fetch import fetch
 from memsim.imaginary_gpu.installation import Installation, checked
 from memsim.imaginary_gpu.libraries import library_of, stand_ins
-from memsim.imaginary_gpu.versions import version_macros
+from memsim.imaginary_gpu.versions import check_kernels, version_macros
 
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no cc on this machine")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the imaginary GPU is for Linux")
@@ -210,7 +210,8 @@ def test_the_environment_of_a_child_is_changed_only_where_it_must_be(installatio
     own = replace(installation, source="environment")
     assert imaginary_gpu.child_environment(find_gpu("L4"), installation=own, base=base)["PYTHONPATH"] == "/mine"
     assert base["CUDA_VISIBLE_DEVICES"] == "3"
-    assert set(made) - set(base) == {"MEMSIM_GPU", "LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"}
+    added = {"MEMSIM_GPU", "LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "TRANSFORMERS_DISABLE_TORCH_CHECK"}
+    assert set(made) - set(base) == added
 
 
 def test_a_cache_with_a_space_in_its_path_works(installation, tmp_path, monkeypatch):  # noqa: F811
@@ -225,6 +226,15 @@ def test_a_cache_with_a_space_in_its_path_works(installation, tmp_path, monkeypa
         timeout=120,
     )
     assert process.stdout.strip() == "NVIDIA L4", process.stderr[-1000:]
+
+
+def test_a_gpu_that_this_torch_has_no_kernels_for_is_refused(tmp_path):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "lib" / "libtorch_python.so").write_bytes(b"text\0sm_75 sm_80 sm_90\0text")
+    for name in ("V100", "RTX 5090"):
+        with pytest.raises(MemsimError, match=r"no kernels for .* it was built for 7\.5, 8\.0, 9\.0"):
+            check_kernels(an_installation(torch_path=tmp_path), find_gpu(name))
+    check_kernels(an_installation(torch_path=tmp_path), find_gpu("L4"))  # 8.9 runs code for 8.0
 
 
 @pytest.mark.parametrize("num_devices", [0, 17])

@@ -11,6 +11,7 @@ from memsim.errors import UsageError
 from memsim.gpus import GPU
 from memsim.imaginary_gpu.build import CORE, build
 from memsim.imaginary_gpu.installation import Installation, find
+from memsim.imaginary_gpu.versions import check_kernels
 
 MAX_DEVICES = 16
 """IGPU_MAX_DEVICES of csrc/device.h."""
@@ -36,11 +37,13 @@ def child_environment(
 
     Raises:
         MissingPackageError: there is no CUDA build of torch, or no C compiler.
+        MemsimError: this torch has no kernels for `gpu`.
         UsageError: not 1 to 16 devices.
     """
     if not 1 <= num_devices <= MAX_DEVICES:
         raise UsageError(f"{num_devices} devices: give 1 to {MAX_DEVICES}.")
     installation = installation or find()
+    check_kernels(installation, gpu)
     folder = build(installation)
     environment = dict(os.environ if base is None else base)
     for name in _DROPPED:

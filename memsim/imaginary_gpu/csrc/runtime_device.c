@@ -32,8 +32,11 @@ const char *cudaGetErrorString(int error) {
     case CU_INVALID_DEVICE: return "invalid device ordinal";
     case CU_NOT_READY: return "device not ready";
     case CU_NOT_SUPPORTED: return "operation not supported";
-    default: return "error of the imaginary GPU";
+    default: break;
     }
+    static __thread char text[64];
+    snprintf(text, sizeof text, "error %d of the imaginary GPU", error);
+    return text;
 }
 
 const char *cudaGetErrorName(int error) {
