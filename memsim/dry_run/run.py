@@ -31,9 +31,10 @@ NUM_TENSORS = 10
 
 _SITE = Path(__file__).resolve().parents[1] / "record" / "watch" / "site"
 _ASSUMPTIONS = (
-    "The imaginary GPU computes nothing: every value read back from it is 0 (loss, gradient norm, metrics), and "
+    "The imaginary GPU computes no floating-point values: all read back are 0 (loss, gradient norm, metrics), and "
     "the program took its branches accordingly.",
-    "What depends on data (boolean masks, nonzero, unique, routing of tokens to experts) had the size that zeros give.",
+    "Small tensors of integers and booleans (token ids, masks, lengths) had their true values; what depends on other data "
+    "(routing of tokens to experts, masks made of activations) had the size that zeros give.",
 )
 _CONTEXT = Unmodeled(
     what="CUDA context",
@@ -168,7 +169,7 @@ def _result(command: Sequence[str], gpu: GPU, ended: Ended, recordings: Sequence
         oom=oom,
         num_ooms=max(len(recording.ooms), stats.num_ooms),
         advice=_advice(oom, recording.trace),
-        assumptions=tuple(_assumptions(gpu, ended, recordings)),
+        assumptions=tuple(_assumptions(gpu, ended, recordings, found)),
         unmodeled=(_CONTEXT,),
         trace=recording.trace,
     )
@@ -205,7 +206,7 @@ def _advice(oom: OutOfMemory | None, trace: StepTrace) -> tuple[str, ...]:
     return advice_for(oom, by_category(held_at(trace, _last_oom(trace)))) if oom is not None else ()
 
 
-def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording]) -> list[str]:
+def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording], found: Occupancy) -> list[str]:
     """Return what was assumed for every dry run, for this GPU and for what this program did."""
     found = [*_ASSUMPTIONS, *(f"{text[:1].upper()}{text[1:]}." for text in gpu.assumptions), *recordings[0].notes]
     if len(recordings) > 1:
@@ -216,7 +217,6 @@ def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording]) -> lis
         )
     if ended.num_left:
         found.append(f"The command left {ended.num_left} processes running, which were ended.")
-    stats = recordings[0].trace.stats
-    if occupancy(recordings[0].trace).peak_allocated_bytes != stats.peak_allocated_bytes:
+    if found.peak_allocated_bytes != recordings[0].trace.stats.peak_allocated_bytes:
         found.append("The program reset PyTorch's peak statistics: its own figures are lower than these.")
     return found
