@@ -33,8 +33,8 @@ _SITE = Path(__file__).resolve().parents[1] / "record" / "watch" / "site"
 _ASSUMPTIONS = (
     "The imaginary GPU computes no floating-point values: all read back are 0 (loss, gradient norm, metrics), and "
     "the program took its branches accordingly.",
-    "Small tensors of integers and booleans (token ids, masks, lengths) had their true values; what depends on other data "
-    "(routing of tokens to experts, masks made of activations) had the size that zeros give.",
+    "Small tensors of integers and booleans (token ids, masks, lengths) had their true values; what depends on other "
+    "data (routing of tokens to experts, masks made of activations) had the size that zeros give.",
 )
 _CONTEXT = Unmodeled(
     what="CUDA context",
@@ -206,7 +206,7 @@ def _advice(oom: OutOfMemory | None, trace: StepTrace) -> tuple[str, ...]:
     return advice_for(oom, by_category(held_at(trace, _last_oom(trace)))) if oom is not None else ()
 
 
-def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording], found: Occupancy) -> list[str]:
+def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording], replayed: Occupancy) -> list[str]:
     """Return what was assumed for every dry run, for this GPU and for what this program did."""
     found = [*_ASSUMPTIONS, *(f"{text[:1].upper()}{text[1:]}." for text in gpu.assumptions), *recordings[0].notes]
     if len(recordings) > 1:
@@ -217,6 +217,6 @@ def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording], found:
         )
     if ended.num_left:
         found.append(f"The command left {ended.num_left} processes running, which were ended.")
-    if found.peak_allocated_bytes != recordings[0].trace.stats.peak_allocated_bytes:
+    if replayed.peak_allocated_bytes != recordings[0].trace.stats.peak_allocated_bytes:
         found.append("The program reset PyTorch's peak statistics: its own figures are lower than these.")
     return found
