@@ -12,6 +12,7 @@ from memsim.optimizers import optimi_step as _optimi_step  # noqa: F401  (regist
 from memsim.optimizers import parameter_free_step as _parameter_free_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import schedulefree_step as _schedulefree_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import simple_packages_step as _simple_packages_step  # noqa: F401  (registers its steps)
+from memsim.optimizers import torch_optimizer_step as _torch_optimizer_step  # noqa: F401  (registers its steps)
 from memsim.optimizers.grouping import Assignment, assign, resolve_groups, state_of
 from memsim.optimizers.registry import (
     OptimizerName,

@@ -247,7 +247,7 @@ class StateTensors:
 
     def __init__(self, tape: Tape, p: ParameterSpec) -> None:
         self._tape = tape
-        self._parameter = p
+        self.parameter = p
         self._entries = {e.name: e for e in tape.entries(p) if not e.tensor.dtype.startswith("python:")}
         self._tensors: dict[str, ShapeTensor] = {}
 
@@ -261,7 +261,7 @@ class StateTensors:
         for name in names or self._entries:
             if name in self._entries and name not in self:
                 spec = self._entries[name].tensor
-                self[name] = new(self._tape, spec, self._parameter.name, name)
+                self[name] = new(self._tape, spec, self.parameter.name, name)
         return self
 
     def __contains__(self, name: str) -> bool:
@@ -270,10 +270,10 @@ class StateTensors:
     def __getitem__(self, name: str) -> ShapeTensor:
         if name not in self._tensors:
             entry = self._entries[name]
-            event = self._tape.existing(entry.storage or entry.tensor, self._parameter.name, name)
+            event = self._tape.existing(entry.storage or entry.tensor, self.parameter.name, name)
             storage = _Storage(self._tape, event, mortal=False)
             spec = entry.tensor
-            self._tensors[name] = ShapeTensor(storage, spec.shape, spec.dtype, spec.device, self._parameter.name)
+            self._tensors[name] = ShapeTensor(storage, spec.shape, spec.dtype, spec.device, self.parameter.name)
         return self._tensors[name]
 
     def __setitem__(self, name: str, tensor: ShapeTensor) -> None:
