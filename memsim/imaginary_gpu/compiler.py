@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,15 +75,11 @@ def check_layouts(compiler: Compiler, include_folders: Sequence[Path], macros: M
     Raises:
         MemsimError: a structure of this CUDA release differs from what the stand-ins know.
     """
-    command = [
-        *compiler.command,
-        "-std=gnu11",
-        "-fsyntax-only",
-        "-w",
-        *(f"-D{key}={value}" for key, value in macros.items()),
-    ]
-    command += [f"-I{CSRC}", *(f"-I{folder}" for folder in include_folders), str(CSRC / "layout_check.c")]
-    run_compiler(command, "comparing the structures with NVIDIA's headers")
+    command = [*compiler.command, "-std=gnu11", "-w", f"-I{CSRC}", *(f"-I{folder}" for folder in include_folders)]
+    command += [f"-D{name}={value}" for name, value in macros.items()]
+    with tempfile.TemporaryDirectory() as work:
+        command += ["-c", "-o", str(Path(work) / "layout_check.o"), str(CSRC / "layout_check.c")]
+        run_compiler(command, "comparing the structures with NVIDIA's headers")
 
 
 def run_compiler(command: Sequence[str], doing: str) -> None:
