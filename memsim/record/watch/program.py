@@ -22,6 +22,7 @@ from .generation import Generation
 from .graph import Graph
 from .sightings import Sightings
 from .tape import Tape
+from .values import Values
 from .writing import call_stack, write_recording
 
 STOPPED = "stopped"
@@ -142,6 +143,9 @@ class Watch:
         record("all", context="alloc", stacks="python")
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
         torch.cuda.memory._record_memory_history = self._history_is_taken
+        self.values = Values(torch)  # it computes as long as it is held
+        if not self.values.num_operators:
+            self.notes.append("With torch before 2.9, token ids and masks had the value 0 like everything else.")
         self.tape.recording = True
         if multiprocessing.parent_process() is None:
             atexit.register(self._exit)

@@ -22,6 +22,8 @@ _LIBRARIES = tuple(
     }
     if path
 )
+_WATCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+"""Frames of its own, which stand between PyTorch and an operator that computes on the host too."""
 _LIBRARY_PARTS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _ACTIONS = (
     "alloc",
@@ -63,6 +65,7 @@ class Lines:
 
     def of(self, frames: Sequence[Any]) -> int:
         """Return the number of the place of frames that begin with the innermost."""
+        frames = [frame for frame in frames if not frame["filename"].startswith(_WATCH)]
         user = next((frame for frame in frames if self.is_user_code(frame["filename"])), None)
         innermost = frames[0] if frames else None
         caller = next((frame for frame in frames if not frame["filename"].startswith(self._torch)), innermost)
