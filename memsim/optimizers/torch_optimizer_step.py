@@ -14,7 +14,7 @@ from memsim.optimizers.low_rank_step import factored_state, larger, rms
 from memsim.optimizers.rules import Arguments
 from memsim.optimizers.shape_tensor import ShapeTensor, StateTensors, new, variables, weight
 from memsim.optimizers.step import Tape, register_step, register_unmodelled_step
-from memsim.tensors import TensorSpec
+from memsim.tensors import Device, TensorSpec
 
 Body = Callable[[SimpleNamespace, ShapeTensor, StateTensors, Arguments, Tape], None]
 _LATER = "A later step is one whose variance is rectified: with the default betas, from the sixth on."
@@ -216,7 +216,7 @@ def _novograd(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: 
     state.create("exp_avg")
     for name in ("exp_avg_sq", "max_exp_avg_sq"):
         if tape.creates_state and name in state.names:
-            place = "device" if tape.on_cpu else "host"
+            place: Device = "device" if tape.on_cpu else "host"
             state[name] = new(tape, TensorSpec((), "float32", place), grad.parameter).to(device="device")
     v.norm = grad.pow(2).sum()
     state["exp_avg_sq"].eq(0)
