@@ -182,6 +182,26 @@ while not os.path.exists("ready"):
     time.sleep(0.05)
 """
 
+# 8 MiB at first, of which PyTorch's peak is made to forget; then training that no exception and no signal ends.
+STUBBORN = """
+import signal, time
+import torch
+del_me = torch.ones(8 * 2**20, dtype=torch.uint8, device="cuda")
+del del_me
+torch.cuda.reset_peak_memory_stats()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+while True:
+    try:
+        weight.sum().backward()
+        optimizer.step()
+    except BaseException as error:
+        print("swallowed", type(error).__name__, flush=True)
+    time.sleep(0.2)
+"""
+
 CRASHES = """
 import torch
 x = torch.ones(10, device="cuda")

@@ -14,6 +14,7 @@ import pytest
 from gpu_fixture import installation  # noqa: F401 - a fixture
 
 import memsim
+from memsim.dry_run import process
 from memsim.dry_run.process import processes_of
 from memsim.dry_run.run import Limits, run
 from memsim.errors import MemsimError
@@ -236,11 +237,11 @@ def memsim_dry_run(*arguments, cwd):
 def test_a_program_that_catches_the_error_goes_on_and_only_fits_fails_it(tmp_path):
     write(tmp_path, scripts.CAUGHT)
     command = ("--gpu", "2GiB", "--format", "json", "--fits", "--", sys.executable, "train.py")
-    process = memsim_dry_run(*command, cwd=tmp_path)
-    out, _ = process.communicate(timeout=120)
+    started = memsim_dry_run(*command, cwd=tmp_path)
+    out, _ = started.communicate(timeout=120)
     first, _, rest = out.partition("\n")
     data = json.loads(rest)
-    assert (first, process.returncode) == ("caught it", 3)
+    assert (first, started.returncode) == ("caught it", 3)
     assert (data["ending"], data["num_ooms"], data["num_steps"]) == ("stopped", 1, 3)
     assert data["oom"]["asked_bytes"] == 2**40
 
@@ -256,19 +257,29 @@ def test_forks_and_processes_in_the_background_are_found_and_ended(tmp_path, mon
 
 def test_a_crash_is_reported_with_what_was_seen_until_then(tmp_path):
     write(tmp_path, scripts.CRASHES)
-    process = memsim_dry_run("--gpu", "T4", "-o", "run.json", "--", sys.executable, "train.py", cwd=tmp_path)
-    out, err = process.communicate(timeout=120)
-    assert (out, process.returncode) == ("", 1)
+    started = memsim_dry_run("--gpu", "T4", "-o", "run.json", "--", sys.executable, "train.py", cwd=tmp_path)
+    out, err = started.communicate(timeout=120)
+    assert (out, started.returncode) == ("", 1)
     assert "ValueError: boom" in err
     assert "memsim: the command failed (exit code 1)" in err
     assert json.loads((tmp_path / "run.json").read_text())["peak"]["allocated_bytes"] == 512
 
 
-def wait_for(path, process):
+def test_a_program_that_will_not_end_is_killed_and_its_figures_are_kept(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(process, "_SIGNALS", tuple((number, 0.5) for number, _ in process._SIGNALS))
+    result = run_script(tmp_path, scripts.STUBBORN)
+    assert "swallowed SystemExit" in capfd.readouterr().out
+    assert (result.ending, result.exit_code, result.num_steps) == ("stopped", -9, 3)
+    assert (result.peak.allocated_bytes, result.peak.phase) == (8 * MIB, Phase.LOAD)
+    assert any("reset PyTorch's peak" in sentence for sentence in result.assumptions)
+
+
+def wait_for(path, started):
     for _ in range(1200):
         if path.exists() and path.read_text():
             return int(path.read_text())
-        assert process.poll() is None, process.communicate()
+        assert started.poll() is None, started.communicate()
         time.sleep(0.05)
     raise AssertionError(f"{path} never came")
 
@@ -289,11 +300,11 @@ def gone(pid):
 )
 def test_a_signal_to_memsim_ends_the_command_too(tmp_path, number, code):
     write(tmp_path, scripts.ENDLESS)
-    process = memsim_dry_run("--gpu", "T4", "--", sys.executable, "train.py", cwd=tmp_path)
-    pid = wait_for(tmp_path / "ready", process)
-    process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == code
+    started = memsim_dry_run("--gpu", "T4", "--", sys.executable, "train.py", cwd=tmp_path)
+    pid = wait_for(tmp_path / "ready", started)
+    started.send_signal(number)
+    started.communicate(timeout=60)
+    assert started.returncode == code
     assert gone(pid)
     assert (tmp_path / "cleaned").exists() == (number != signal.SIGKILL)
 
@@ -312,9 +323,9 @@ def test_two_runs_at_once_do_not_disturb_each_other(tmp_path):
         gpu: memsim_dry_run("-q", "--gpu", gpu, "-o", f"{gpu}.json", "--", sys.executable, str(path), "2", cwd=tmp_path)
         for gpu in gpus
     }
-    for gpu, process in running.items():
-        out, err = process.communicate(timeout=180)
-        assert process.returncode == 0, err
+    for gpu, started in running.items():
+        out, err = started.communicate(timeout=180)
+        assert started.returncode == 0, err
         data = json.loads((tmp_path / f"{gpu}.json").read_text())
         assert data["device"]["compute_capability"] == gpus[gpu]
         assert data["peak"]["allocated_bytes"] == stats_line(out)[1]

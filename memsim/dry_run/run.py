@@ -216,7 +216,8 @@ def _assumptions(gpu: GPU, ended: Ended, recordings: Sequence[Recording], replay
             "are not in these figures, and add to them where they run at the same time."
         )
     if ended.num_left:
-        found.append(f"The command left {ended.num_left} processes running, which were ended.")
+        several = ended.num_left > 1
+        found.append(f"The command left {ended.num_left} process{'es' if several else ''} running, which memsim ended.")
     if replayed.peak_allocated_bytes != recordings[0].trace.stats.peak_allocated_bytes:
         found.append("The program reset PyTorch's peak statistics: its own figures are lower than these.")
     return found
