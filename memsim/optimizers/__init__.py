@@ -10,6 +10,7 @@ from memsim.optimizers import muon_step as _muon_step  # noqa: F401  (registers 
 from memsim.optimizers import names as _names  # noqa: F401  (names.py imports and registers every family)
 from memsim.optimizers import optimi_step as _optimi_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import parameter_free_step as _parameter_free_step  # noqa: F401  (registers its steps)
+from memsim.optimizers import pytorch_optimizer_step as _pytorch_optimizer_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import schedulefree_step as _schedulefree_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import simple_packages_step as _simple_packages_step  # noqa: F401  (registers its steps)
 from memsim.optimizers import torch_optimizer_step as _torch_optimizer_step  # noqa: F401  (registers its steps)

@@ -1,0 +1,122 @@
+"""Temporaries of the plainest classes of `pytorch_optimizer`, in their default form, read at 4.1.0.
+
+They make the state of a whole group first. Then they go over its parameters, or in foreach form (their choice wherever
+gradients are dense) over lists of all parameters of one dtype; what they make has the weights' shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from memsim.model import ParameterSpec
+from memsim.optimizers.arguments import Optional
+from memsim.optimizers.registry import rules
+from memsim.optimizers.rules import Arguments
+from memsim.optimizers.step import Frame, Tape, register_step
+
+_HARMLESS = frozenset(
+    {"lr", "betas", "beta", "eps", "weight_decay", "weight_decouple", "fixed_decay", "foreach", "maximize", "rho"}
+)
+"""Arguments whose value changes numbers, or what is done in place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What one class makes for each parameter, and in foreach form for each dtype."""
+
+    name: str
+    """Class name."""
+    source: str
+    """File."""
+    loop: tuple[str, ...] = ()
+    """Variables of the for-loop form in the order of their assignment; `-name` dies in the same expression."""
+    foreach: tuple[str, ...] = ()
+    """The same of the foreach form, where each is a list."""
+    in_step: bool = False
+    """Whether the for-loop's variables are those of `step()` itself, which live into the next group."""
+    skips_first: bool = False
+    """Whether the first step makes nothing but the state."""
+
+
+def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+    tape.create_state()
+    if form.skips_first and tape.first_step:
+        return
+    if args.get("foreach") is False:
+        with tape.step_frame() if form.in_step else tape.frame() as local:
+            for p in parameters:
+                for name in form.loop:
+                    _make(local, name, [p], listed=False)
+        return
+    for group in _by_dtype(parameters):
+        with tape.frame() as local:
+            for name in form.foreach:
+                _make(local, name, group, listed=True)
+
+
+def _make(local: Frame, name: str, group: list[ParameterSpec], *, listed: bool) -> None:
+    variable = name.removeprefix("-")
+    if listed:
+        local.new_each(variable, group)
+    else:
+        local.new(variable, group[0])
+    if name.startswith("-"):
+        local.forget(variable)
+
+
+def _by_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpec]]:
+    """Yield the parameters of each dtype, the dtype that comes up first first (utils/foreach.py:63)."""
+    groups: dict[str, list[ParameterSpec]] = {}
+    for p in parameters:
+        groups.setdefault(p.tensor.dtype, []).append(p)
+    yield from groups.values()
+
+
+def _refuses(class_path: str, args: Arguments) -> str:
+    """Return the first argument that asks for another form than the one that was read."""
+    for key, default in rules()[class_path].arguments.items():
+        usual: Any = None if isinstance(default, Optional) else default
+        if key not in _HARMLESS and args[key] != usual:
+            return f"its step has been read for {key}={usual!r} only"
+    return ""
+
+
+_FORMS = (
+    _Form(name="ADOPT", source="adopt.py", loop=("de_nom",), foreach=("de_noms", "normed_grads"), skips_first=True),
+    _Form(name="AccSGD", source="sgd.py"),
+    _Form(
+        name="AdEMAMix", source="ademamix.py", loop=("de_nom", "update"), foreach=("de_noms", "updates"), in_step=True
+    ),
+    _Form(
+        name="AdaBelief", source="adabelief.py", loop=("grad_residual", "de_nom"), foreach=("grad_residuals", "de_noms")
+    ),
+    _Form(name="AdaDelta", source="adadelta.py", loop=("std", "delta"), foreach=("stds", "deltas"), in_step=True),
+    _Form(name="AdaMax", source="adamax.py", loop=("-grad_abs",), foreach=("grad_abs",)),
+    _Form(name="AdaPNM", source="adapnm.py", loop=("de_nom", "update"), foreach=("de_noms", "updates"), in_step=True),
+    _Form(name="AdamC", source="adamc.py", loop=("de_nom", "-update"), foreach=("de_noms", "updates"), in_step=True),
+    _Form(name="AdamG", source="adamg.py", loop=("-scale", "de_nom"), foreach=("scales", "de_noms"), in_step=True),
+    _Form(name="AdamWSN", source="snsm.py", loop=("square", "de_nom"), foreach=("squares", "de_noms"), in_step=True),
+    _Form(name="Adan", source="adan.py", loop=("de_nom",), foreach=("de_noms",)),
+    _Form(name="AggMo", source="aggmo.py"),
+    _Form(name="DiffGrad", source="diffgrad.py", loop=("de_nom",), foreach=("de_noms",)),
+    _Form(name="GrokFastAdamW", source="grokfast.py", loop=("de_nom",), foreach=("de_noms",)),
+    _Form(name="Lion", source="lion.py", loop=("update",), foreach=("updates",)),
+    _Form(name="PAdam", source="padam.py", loop=("de_nom",), foreach=("de_noms",)),
+    _Form(name="PID", source="pid.py"),
+    _Form(name="PNM", source="pnm.py", loop=("update",), foreach=("updates",), in_step=True),
+    _Form(name="QHM", source="qhm.py"),
+    _Form(name="SGDW", source="sgd.py"),
+    _Form(name="SRMM", source="srmm.py"),
+    _Form(name="ScheduleFreeSGD", source="schedulefree.py"),
+    _Form(name="SignSGD", source="sgd.py", loop=("-update",), foreach=("updates",)),
+    _Form(name="Tiger", source="tiger.py", loop=("-update",), foreach=("updates",)),
+)
+
+for _form in _FORMS:
+    _path = f"pytorch_optimizer.{_form.name}"
+    register_step(_path, source=f"pytorch_optimizer/optimizer/{_form.source}, step", refuses=partial(_refuses, _path))(
+        partial(_step, _form)
+    )

@@ -1,0 +1,67 @@
+"""Each allocation and free of the real `step()` of `pytorch_optimizer`'s plainest classes, as memsim writes it."""
+
+from __future__ import annotations
+
+import optimizer_oracle as oracle
+import pytest
+from storage_tracker import StorageTracker
+from test_third_party_step import DTYPES, SHAPES, assert_same, check, choices
+
+from memsim.optimizers import group_step_events, resolve_optimizer, rules, step_source
+
+pytorch_optimizer = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
+
+NAMES = sorted(
+    path.removeprefix("pytorch_optimizer.")
+    for path in rules()
+    if path.startswith("pytorch_optimizer.") and step_source(resolve_optimizer(path)).rule
+)
+
+
+def test_at_least_twenty_classes_are_compared():
+    assert len(NAMES) >= 20
+
+
+@DTYPES
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_each_allocation_and_free_is_the_real_one(name, dtype):
+    arguments = rules()[f"pytorch_optimizer.{name}"].arguments
+    options = {}
+    if "foreach" in arguments:
+        options["foreach"] = (False, True) if arguments["foreach"] is False else (False, True, None)
+    if "weight_decay" in arguments:
+        options["weight_decay"] = (0.0, 0.1)
+    for args in choices(**options):
+        parameters = oracle.make_parameters(SHAPES, dtype)
+        check(f"pytorch_optimizer.{name}", getattr(pytorch_optimizer, name), parameters, args)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_two_groups_of_two_dtypes_are_gone_through_in_the_real_order(name):
+    class_path = f"pytorch_optimizer.{name}"
+    forms = (False, True) if "foreach" in rules()[class_path].arguments else (None,)
+    for foreach in forms:
+        args = {} if foreach is None else {"foreach": foreach}
+        first = oracle.make_parameters({"a": (5, 4), "b": (6, 3)}) | oracle.make_parameters({"c": (7, 2)}, "bfloat16")
+        groups = [first, oracle.make_parameters({"d": (3, 2), "e": (2, 2)})]
+        optimizer = getattr(pytorch_optimizer, name)([{"params": list(group.values())} for group in groups], **args)
+        if hasattr(optimizer, "train"):
+            optimizer.train()
+        parameters = [p for group in groups for p in group.values()]
+        for is_first in (True, False):
+            oracle.fill_gradients(parameters)
+            tracker = StorageTracker([*parameters, *(p.grad for p in parameters)], oracle.state_tensors(optimizer))
+            with tracker:
+                optimizer.step()
+            parts = [(resolve_optimizer(class_path, args), oracle.specs(group)) for group in groups]
+            assert_same(f"{name} {args}", tracker, group_step_events(parts, first_step=is_first, on_cpu=True))
+
+
+def test_another_form_than_the_one_that_was_read_is_refused():
+    for name, key in (("AdaBelief", "rectify"), ("AdaPNM", "ams_bound"), ("DiffGrad", "rectify")):
+        default = rules()[f"pytorch_optimizer.{name}"].arguments[key]
+        known = step_source(resolve_optimizer(f"pytorch_optimizer.{name}", {key: not default}))
+        assert known.rule is None
+        assert key in known.reason
