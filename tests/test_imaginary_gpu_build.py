@@ -166,6 +166,13 @@ def test_the_structures_are_those_of_nvidias_headers(major, packages, tmp_path):
         check_layouts(find_compiler(), folders, {"CUDA_MAJOR": 25 - major})  # the other release differs
 
 
+def test_a_cache_that_cannot_be_written_is_named(installation, tmp_path, monkeypatch):  # noqa: F811
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MEMSIM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(MemsimError, match="MEMSIM_CACHE=FOLDER"):
+        imaginary_gpu.build(installation)
+
+
 def test_with_no_cuda_build_the_error_says_what_to_run(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMSIM_CACHE", str(tmp_path))
     monkeypatch.setattr("memsim.imaginary_gpu.installation.environment_folder", lambda: None)

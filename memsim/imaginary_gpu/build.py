@@ -61,7 +61,8 @@ def build(installation: Installation) -> Path:
 
     Raises:
         MissingPackageError: there is no C compiler.
-        MemsimError: the compiler failed, or NVIDIA's headers are installed and differ from what memsim knows.
+        MemsimError: the compiler failed, the cache cannot be written, or NVIDIA's headers are installed and differ from
+            what memsim knows.
     """
     root = cache_folder() / "imaginary_gpu"
     stamp = root / f"stamp-{_hash([extension_stamp(installation), _own_sources()])}"
@@ -70,10 +71,21 @@ def build(installation: Installation) -> Path:
         return root / known
     libraries = stand_ins(installation)
     macros = version_macros(installation)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder = _built(root, installation, libraries, macros)
+        _write_atomically(stamp, folder.name)
+    except OSError as error:
+        raise MemsimError(
+            f"cannot write the imaginary GPU into {root}: {error}.\nMEMSIM_CACHE=FOLDER names another place."
+        ) from error
+    return folder
+
+
+def _built(root: Path, installation: Installation, libraries: tuple[StandIn, ...], macros: dict[str, int]) -> Path:
     folder = root / f"{installation.torch_version}-{_hash([_own_sources(), _described(libraries), macros])}"
     if not (folder / CORE).exists():
         _build_into(folder, libraries, macros, _include_folders(installation))
-    _write_atomically(stamp, folder.name)
     return folder
 
 
@@ -81,7 +93,6 @@ def _build_into(folder: Path, libraries: tuple[StandIn, ...], macros: dict[str, 
     compiler = find_compiler()
     if includes:
         check_layouts(compiler, includes, macros)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
     try:
         compile_library(compiler, [CSRC / name for name in _CORE_SOURCES], work / CORE, macros=macros)
@@ -92,10 +103,8 @@ def _build_into(folder: Path, libraries: tuple[StandIn, ...], macros: dict[str, 
         try:
             work.rename(folder)
         except OSError:
-            if not (folder / CORE).exists():
+            if not (folder / CORE).exists():  # nobody else built the same meanwhile
                 raise
-    except OSError as error:
-        raise MemsimError(f"cannot write the imaginary GPU into {folder.parent}: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
