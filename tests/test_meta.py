@@ -1,6 +1,7 @@
 """Tables of real modules, and of configurations: the oracle is torch and transformers themselves."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -408,3 +409,59 @@ def test_importing_the_module_imports_neither_torch_nor_transformers():
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(ran.stdout) == []
+
+
+def test_the_abstract_class_of_a_family_is_no_architecture():
+    config = tiny("bert") | {"architectures": ["BertPreTrainedModel"]}
+    with pytest.raises(UnknownNameError, match="unknown architecture 'BertPreTrainedModel'"):
+        build_from_config(config, task=None, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [torch.nn.LazyLinear(3), torch.nn.Sequential(torch.nn.LazyBatchNorm1d(affine=False))],
+    ids=["parameter", "buffer"],
+)
+def test_a_lazy_module_is_asked_to_run_once(module):
+    with pytest.raises(ModelError, match=r"(weight|0.running_mean) has no shape yet") as error:
+        table_from_module(module)
+    assert "Run one forward" in str(error.value)
+
+
+def test_a_lazy_module_that_has_run_has_a_table():
+    module = torch.nn.LazyLinear(3)
+    module(torch.zeros(2, 5))
+    assert table_from_module(module).num_parameters == 3 * 5 + 3
+
+
+def test_what_an_import_warns_of_is_silent_and_what_it_raises_is_told(tmp_path):
+    (tmp_path / "transformers.py").write_text(
+        "import logging, os, warnings\n"
+        "warnings.warn('first warning')\n"
+        "logging.getLogger('torchao').warning('second warning')\n"
+        "PreTrainedModel = int(os.environ['NUMBER'])\n"
+        "__version__ = '5.24'\n"
+        "CONFIG_MAPPING = {}\n"
+    )
+    script = (
+        "import logging, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import memsim.record.meta as meta\n"
+        "try:\n meta.build_from_config({'model_type': 'tea'}, task=None, dtype='float32')\n"
+        "except Exception as error:\n print(type(error).__name__, error)\n"
+        "logging.getLogger('after').warning('afterwards')\n"
+    )
+    for number, kind, said in (
+        ("1", "UnknownNameError", "tea"),
+        ("x", "ModelError", "cannot be imported (invalid lit"),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path)],
+            env=os.environ | {"NUMBER": number},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        assert ran.stdout.startswith(kind)
+        assert said in ran.stdout
+        assert ran.stderr == "afterwards\n"

@@ -20,7 +20,7 @@ MAX_LIST = 10_000
 MAX_MODULES = 1_000_000
 """Layers times experts: transformers before 5.0 builds one module for each expert."""
 MAX_LEVIT_SIDE = 32
-"""Points along one side of LeViT's first stage (14 in the published models): it lists every pair of points in Python."""
+"""Points along a side of LeViT's first stage (14 in the published models): it lists every pair of points in Python."""
 MAX_DEPTH = 8
 """Nesting of sub-configurations."""
 
@@ -52,7 +52,8 @@ _DROPPED = frozenset(
 _LABEL_KEY = re.compile(r"(^|_)labels$")
 _LAYER_KEY = re.compile(r"(^|_)(layers|n_layer|depths?|blocks|block_sizes|block_repeats|stages)$")
 _LISTED_LAYERS = re.compile(r"(^|_)(num_layers|depths?|blocks|block_sizes|block_repeats|attention_types)$")
-"""Lists of numbers of layers (GPT-Neo writes `[[["global", "local"], 12]]`); a list named otherwise, such as `cross_attention_layers`, says which layers."""
+"""Lists of numbers of layers (GPT-Neo writes `[[["global", "local"], 12]]`). A list named otherwise, such as
+`cross_attention_layers`, says which layers."""
 _REPEAT_KEY = re.compile(r"(^|_)(hidden_groups|inner_group_num|attends_per_block)$")
 """Numbers that multiply the layers (ALBERT, Perceiver)."""
 _EXPERT_KEY = re.compile(r"(^|_)experts$")
@@ -99,7 +100,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             repeats *= max(value, 1) if _REPEAT_KEY.search(key) else 1
     if max(layers, 1) * repeats > MAX_LAYERS:
         raise ModelError(
-            f"the configuration has {_shown(max(layers, 1) * repeats)} layers in all; at most {MAX_LAYERS:,} can be "
+            f"the configuration has {shortened(max(layers, 1) * repeats)} layers in all; at most {MAX_LAYERS:,} can be "
             "built. Check the file's numbers of layers, blocks and groups."
         )
     if layers * experts > MAX_MODULES:
@@ -162,13 +163,13 @@ def _check_number(key: str, value: Any) -> None:
     positive = key in _POSITIVE_KEYS
     if isinstance(value, bool) or not isinstance(value, int):
         if positive and value is not None:
-            raise ModelError(f"the configuration's {_name(key)} must be a whole number, not {_shown(value)}.")
+            raise ModelError(f"the configuration's {_name(key)} must be a whole number, not {shortened(value)}.")
         return
     least, most = _bounds(key)
     if least is not None and value < least:
-        raise ModelError(f"the configuration's {_name(key)} is {_shown(value)}; it must be at least {least}.")
+        raise ModelError(f"the configuration's {_name(key)} is {shortened(value)}; it must be at least {least}.")
     if most is not None and value > most:
-        raise ModelError(f"the configuration's {_name(key)} is {_shown(value)}; at most {most:,} can be built.")
+        raise ModelError(f"the configuration's {_name(key)} is {shortened(value)}; at most {most:,} can be built.")
 
 
 def _bounds(key: str) -> tuple[int | None, int | None]:
@@ -184,10 +185,13 @@ def _bounds(key: str) -> tuple[int | None, int | None]:
 
 
 def _name(key: str) -> str:
-    return key if key.isidentifier() and len(key) <= 80 else _shown(key)
+    return key if key.isidentifier() and len(key) <= 80 else shortened(key)
 
 
-def _shown(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return the `repr` of what a stranger wrote in at most 80 characters, for messages."""
+    if isinstance(value, str):
+        value = value[:80]  # before repr, which may make ten characters of one
     if isinstance(value, int) and abs(value) >= 10**30:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any
 from memsim.config import TASKS
 from memsim.errors import MemsimError, MissingPackageError, ModelError, UnknownNameError
 from memsim.model import BufferSpec, ParameterSpec, ParameterTable
-from memsim.record.config_guard import checked_config
+from memsim.record.config_guard import checked_config, shortened
 from memsim.tensors import TensorSpec
 
 MAX_PARAMETERS = 10**15
@@ -51,6 +52,9 @@ def table_from_module(module: Any) -> ParameterTable:
 
     Names that share a parameter object point to the first of them through `tied_to`. The module may be real or on the
     meta device; only the public interface of `torch.nn.Module` is used.
+
+    Raises:
+        ModelError: a parameter or buffer of a lazy module has no shape yet.
     """
     owners = dict(module.named_modules(remove_duplicate=False))
     first_names: dict[int, str] = {}
@@ -61,7 +65,7 @@ def table_from_module(module: Any) -> ParameterTable:
         parameters.append(
             ParameterSpec(
                 name=name,
-                tensor=_tensor_spec(parameter, specs),
+                tensor=_tensor_spec(name, parameter, specs),
                 tied_to=None if first == name else first,
                 requires_grad=bool(parameter.requires_grad),
                 module_class=_module_class(owners[name.rpartition(".")[0]]),
@@ -105,6 +109,10 @@ def build_from_config(
         with torch.device("meta"), _bounded(torch.nn.modules.module, most):
             model = build(built, **{dtype_word: getattr(torch, dtype)})
     table = _keep_float32(table_from_module(model), _float32_patterns(model, dtype))
+    if not table.parameters:
+        raise ModelError(
+            f"{type(model).__name__} has no parameters with this configuration; choose a class with --task."
+        )
     if table.num_parameters > MAX_PARAMETERS:
         raise ModelError(
             f"the {model_type} configuration makes {table.num_parameters:,} parameters; at most {MAX_PARAMETERS:,} "
@@ -126,10 +134,16 @@ def tasks_of(model_type: str) -> tuple[str, ...]:
     """
     transformers = _import_transformers()
     config_class = transformers.CONFIG_MAPPING[_model_type({"model_type": model_type}, transformers)]
-    return tuple(task for task in TASKS if _classes_of_task(task, config_class, transformers))
+    with _quiet():
+        return tuple(task for task in TASKS if _classes_of_task(task, config_class, transformers))
 
 
-def _tensor_spec(tensor: Any, specs: dict[tuple[tuple[int, ...], str], TensorSpec]) -> TensorSpec:
+def _tensor_spec(name: str, tensor: Any, specs: dict[tuple[tuple[int, ...], str], TensorSpec]) -> TensorSpec:
+    if hasattr(tensor, "materialize"):  # UninitializedTensorMixin of torch.nn.parameter
+        raise ModelError(
+            f"{name} has no shape yet: a lazy module (torch.nn.LazyLinear and the like) gets it in its first forward.\n"
+            "Run one forward with a real batch, then estimate."
+        )
     key = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     return specs.setdefault(key, TensorSpec(*key))
 
@@ -140,7 +154,7 @@ def _buffers(
     for name, buffer in module.named_buffers():
         owner, _, leaf = name.rpartition(".")
         persistent = leaf not in owners[owner]._non_persistent_buffers_set
-        yield BufferSpec(name=name, tensor=_tensor_spec(buffer, specs), persistent=persistent)
+        yield BufferSpec(name=name, tensor=_tensor_spec(name, buffer, specs), persistent=persistent)
 
 
 def _module_class(owner: Any) -> str:
@@ -154,12 +168,20 @@ def _module_class(owner: Any) -> str:
 
 def _import_transformers() -> Any:
     try:
-        import torch  # noqa: F401
-        import transformers
+        with _quiet():
+            import torch  # noqa: F401
+            import transformers
+
+            transformers.PreTrainedModel  # noqa: B018 -- transformers imports lazily: most of it, and torchao, only now
     except ImportError as error:
         raise MissingPackageError(
             f"building a model from its configuration needs {error.name or 'torch and transformers'}, "
             'which is not installed: pip install "memsim[torch]"'
+        ) from error
+    except Exception as error:  # a variable of the environment that is no number, a library that does not load
+        raise ModelError(
+            f"torch and transformers are installed but cannot be imported ({_one_line(error)}).\n"
+            "Correct the environment: 'python -c \"import transformers\"' shows where it fails."
         ) from error
     return transformers
 
@@ -171,11 +193,11 @@ def _major(transformers: Any) -> int:
 def _model_type(config: Mapping[str, Any], transformers: Any) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise ModelError(f"the configuration's model_type must be a name such as 'llama', not {model_type!r}.")
+        raise ModelError(f"the configuration's model_type must be a name such as 'llama', not {shortened(model_type)}.")
     if model_type not in transformers.CONFIG_MAPPING:
         raise UnknownNameError(
             "model_type",
-            model_type,
+            model_type[:80],
             list(transformers.CONFIG_MAPPING.keys()),
             f"transformers {transformers.__version__} has no such architecture; remote code is never run.",
         )
@@ -220,7 +242,7 @@ def _architecture_builder(config: Any, transformers: Any) -> Any:
         tasks = ", ".join(tasks_of(config.model_type))
         names = [cls.__name__ for cls in known.values()]
         hint = f"It is no {config.model_type} class of transformers; choose a --task it has: {tasks}."
-        raise UnknownNameError("architecture", str(given), names, hint)
+        raise UnknownNameError("architecture", str(given)[:80], names, hint)
 
     def build(config: Any, **dtype: Any) -> Any:
         # As AutoModel does for the text tower of a multimodal model (auto_factory.py:234 @transformers 5.24).
@@ -243,7 +265,9 @@ def _classes_of_config(config: Any, transformers: Any) -> dict[str, Any]:
     return {
         cls.__name__.lower(): cls
         for cls in classes
-        if issubclass(cls, transformers.PreTrainedModel) and getattr(cls, "config_class", None) in config_classes
+        if issubclass(cls, transformers.PreTrainedModel)
+        and getattr(cls, "config_class", None) in config_classes
+        and not cls.__name__.endswith("PreTrainedModel")  # the abstract class of a family, without a parameter
     }
 
 
@@ -313,13 +337,20 @@ def _bounded(torch_module: Any, most: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' log below an error: its advice is about models that will run."""
-    logger = logging.getLogger("transformers")
+    """Silence warnings, and transformers' log: their advice is about models that will run, on this machine.
+
+    `import transformers` imports torchao where it is installed, which warns of kernels that it cannot load.
+    """
+    logger, disabled = logging.getLogger("transformers"), logging.root.manager.disable
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    logging.disable(max(disabled, logging.WARNING))
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
+        logging.disable(disabled)
         logger.setLevel(level)
 
 
@@ -330,5 +361,11 @@ def _one_line_errors(model_type: str) -> Iterator[None]:
     except MemsimError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelError(f"transformers cannot build a {model_type} model from this configuration: {said}") from error
+        raise ModelError(
+            f"transformers cannot build a {model_type} model from this configuration: {_one_line(error)}"
+        ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    said = "".join(c if c.isprintable() else " " for c in str(error)[:1000])
+    return " ".join(said.split())[:300] or type(error).__name__
