@@ -28,6 +28,8 @@ from memsim.tensors import Shape
 
 FOLDER = Path(__file__).resolve().parent
 INDEX = "index.json"
+FLOAT32 = "float32.json"
+"""Written by float32.py beside this file."""
 OTHER_NUM_LABELS = 7
 """A number of labels that no model of the catalog has, to see which sizes follow it."""
 LABEL_TASKS = frozenset(
@@ -103,7 +105,7 @@ def _match(line: Facts) -> str:
 
 def _own_facts() -> Iterator[Facts]:
     for path in sorted(FOLDER.glob("*.json")):
-        if path.name != INDEX:
+        if path.name not in (INDEX, FLOAT32):
             for model, entry in json.loads(path.read_text(encoding="utf-8"))["models"].items():
                 yield {"id": model, **entry}
 

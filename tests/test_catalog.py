@@ -13,7 +13,7 @@ import memsim.catalog
 from memsim import catalog
 from memsim.catalog.folding import KEPT_IN_FLOAT32, NUM_LABELS, Leaf, expand, fold
 from memsim.config import TASKS
-from memsim.errors import ModelError, UnknownNameError
+from memsim.errors import ModelError, UnknownNameError, UsageError
 
 ENTRIES = {entry.id: entry for entry in catalog.entries()}
 
@@ -437,3 +437,12 @@ def test_a_reference_stands_for_the_shared_subtree():
     shared = {"norm": {"$class": "LayerNorm", "weight": [8]}, "layer": {"pre": "@norm", "post": "@norm"}}
     names = [name for name, _ in expand({"layers": {"0-1": "@layer"}}, shared, {})]
     assert names == [f"layers.{n}.{part}.weight" for n in (0, 1) for part in ("pre", "post")]
+
+
+@pytest.mark.parametrize("task", [None, "base", "multiple-choice"])
+def test_a_number_of_labels_for_a_class_without_such_a_head_is_refused_with_the_tasks_that_have_one(task):
+    with pytest.raises(UsageError) as error:
+        catalog.find("distilbert-base-cased").model_spec(task=task, num_labels=3)
+    assert str(error.value).splitlines()[1] == (
+        "Leave it out, or choose a task that takes it: sequence-classification, token-classification."
+    )

@@ -445,6 +445,80 @@ def test_links_are_followed_only_within_the_folder_and_as_the_cache_of_the_hub_h
     assert resolve(snapshot).table == resolve(outside).table
 
 
+def test_an_empty_checkpoint_is_said_to_hold_no_tensors(tmp_path):
+    save(build("llama"), tmp_path)
+    safetensors_torch.save_file({}, tmp_path / "model.safetensors")
+    assert resolve(tmp_path).assumptions[-1] == "No checkpoint was compared: its safetensors file holds no tensors."
+    ((kind, said),) = without_torch((tmp_path, {}))
+    assert kind == "MissingPackageError"
+    assert "its safetensors file holds no tensors" in said
+
+
+def test_a_config_with_a_byte_order_mark_is_refused_as_by_transformers(tmp_path):
+    CONFIGS["gpt2"]().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    with pytest.raises(OSError, match="not a valid JSON file"):
+        transformers.AutoConfig.from_pretrained(tmp_path)
+    assert "BOM" in refused(tmp_path, ModelError)
+
+
+def test_an_abstract_class_is_no_model(tmp_path):
+    save(build("llama"), tmp_path)
+    edit_config(tmp_path, architectures=["LlamaPreTrainedModel"])
+    assert resolve(tmp_path).table.num_parameters == build("llama").num_parameters(), "as the headers say"
+    (tmp_path / "model.safetensors").unlink()
+    assert "unknown architecture 'LlamaPreTrainedModel'" in refused(tmp_path, UnknownNameError, task=None, dtype="auto")
+
+
+@pytest.mark.parametrize("place", ["/nonexistent-user", "x" * 300, "a\0b", "round"])
+def test_paths_that_the_system_refuses_are_an_error_of_ours(place, tmp_path):
+    (tmp_path / "round").symlink_to("round")
+    said = refused("~no-such-user" + place if place[0] == "/" else tmp_path / place, ModelError)
+    assert "cannot be read" in said
+    assert len(said) < 800
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_folder_without_permission_is_an_error_of_ours(name, tmp_path, monkeypatch):
+    save(build("gpt2"), tmp_path)
+    real = os.stat
+
+    def refuse(path, *args, **options):
+        if str(path).endswith(name):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert f"{name} cannot be read: Permission denied" in refused(tmp_path, ModelError)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_told_briefly(tmp_path):
+    folder, index = sharded(tmp_path)
+    name = next(iter(index["weight_map"]))
+    write_index(folder, {**index["weight_map"], name: "x" * 5000 + ".safetensors"})
+    said = refused(folder, ModelError)
+    assert "File name too long" in said
+    assert len(said) < 800
+
+
+def test_names_without_end_are_cut_in_every_sentence(tmp_path):
+    folder, index = sharded(tmp_path)
+    shards = sorted(set(index["weight_map"].values()))
+    write_index(folder, {**index["weight_map"], "g\x1b" * 100_000: shards[0]})
+    said = refused(folder, CheckpointError)
+    assert len(said) < 800
+    assert "\x1b" not in said
+    folder = save(build("llama"), tmp_path / "single")
+    tensors = safetensors_torch.load_file(folder / "model.safetensors")
+    safetensors_torch.save_file({**tensors, "y" * 50_000: torch.zeros(3)}, folder / "model.safetensors")
+    assert all(len(note) < 800 for note in resolve(folder).assumptions)
+    for change in ({"model_type": "z" * 50_000}, {"architectures": ["z" * 50_000]}, {"vocab_size": "z" * 50_000}):
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        edit_config(folder, **{"model_type": "llama", "vocab_size": 96, **change})
+        assert len(refused(folder, MemsimError)) < 800
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_named_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "config.json")
@@ -538,6 +612,18 @@ def test_without_torch_the_same_options_that_need_no_class_work_and_others_name_
     assert config_only[0] == "ModelError"
 
 
+def test_a_number_of_labels_that_would_change_nothing_is_refused_with_the_tasks_that_take_it(saved):
+    for model, options in ((saved / "bert", {}), (saved / "llama", {}), (CONFIGS["bert"](), {"task": "base"})):
+        said = refused(model, UsageError, num_labels=3, **options)
+        assert "has no head with a number of labels, so num_labels 3 would change nothing" in said
+        assert "choose a task that takes it: sequence-classification, token-classification" in said
+    assert resolve(saved / "resnet", num_labels=3).model_class == "ResNetForImageClassification"
+    bert, resnet = without_torch((saved / "bert", {"num_labels": 3}), (saved / "resnet", {"num_labels": 3}))
+    assert bert[0] == "UsageError"
+    assert "BertForMaskedLM has no head with a number of labels" in bert[1]
+    assert resnet[0] == "MissingPackageError"
+
+
 def test_without_torch_a_config_without_safetensors_names_the_extra(tmp_path):
     CONFIGS["gpt2"]().save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
@@ -608,14 +694,90 @@ def test_without_torch_packed_tensors_are_counted_as_stored_and_not_trained(tmp_
     assert "The checkpoint is quantized: its packed tensors are counted as stored" in " ".join(answer["assumptions"])
 
 
-def test_without_torch_a_checkpoint_of_mixed_dtypes_keeps_each_unless_one_is_chosen(tmp_path):
+def test_without_torch_a_checkpoint_of_mixed_dtypes_is_what_from_pretrained_loads_where_the_family_is_known(tmp_path):
     model = build("llama").to(torch.bfloat16)
     model.model.norm.float()
+    save(model, tmp_path / "known")
+    save(model, tmp_path / "unknown")
+    edit_config(tmp_path / "unknown", model_type="llamaa")
+    known, unknown, chosen = without_torch(
+        (tmp_path / "known", {}), (tmp_path / "unknown", {}), (tmp_path / "unknown", {"dtype": "bfloat16"})
+    )
+    assert as_rows(known) == real_rows(loaded(tmp_path / "known", "llama", dtype="auto"))
+    assert any(note.startswith("The checkpoint holds bfloat16 and float32: bfloat16") for note in known["assumptions"])
+    assert {row[0] for row in as_rows(unknown) if row[2] == "float32"} == {"model.norm.weight"}
+    assert "The checkpoint mixes bfloat16 and float32: each tensor keeps its own dtype." in unknown["assumptions"]
+    assert {row[2] for row in as_rows(chosen)} == {"bfloat16"}
+    assert any("what llamaa keeps in float32" in note for note in chosen["assumptions"])
+
+
+TINY_DEBERTA = {**SMALL, "pos_att_type": ["c2p"], "relative_attention": True}
+KEEPERS = {
+    # Class, configuration; what each keeps is transformers' own business: the real load is the oracle.
+    "t5": ("T5ForConditionalGeneration", "T5Config", ENCODER_DECODER),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {**SMALL, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+    "rwkv": ("RwkvForCausalLM", "RwkvConfig", {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 64}),
+    "deberta": ("DebertaForMaskedLM", "DebertaConfig", TINY_DEBERTA),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KEEPERS)
+def test_without_torch_what_a_family_keeps_in_float32_is_float32(kind, dtype, tmp_path):
+    cls, config, sizes = KEEPERS[kind]
+    model = getattr(transformers, cls)(getattr(transformers, config)(**sizes)).to(getattr(torch, dtype))
     save(model, tmp_path)
-    kept, chosen = without_torch((tmp_path, {}), (tmp_path, {"dtype": "float32"}))
-    assert {row[0] for row in as_rows(kept) if row[2] == "float32"} == {"model.norm.weight"}
-    assert "The checkpoint mixes bfloat16 and float32: each tensor keeps its own dtype." in kept["assumptions"]
-    assert {row[2] for row in as_rows(chosen)} == {"float32"}
+    real = getattr(transformers, cls).from_pretrained(tmp_path, dtype="auto")
+    (answer,) = without_torch((tmp_path, {}))
+    found = {row[0]: row[2] for row in as_rows(answer)}
+    expected = {name: str(p.dtype).removeprefix("torch.") for name, p in real.named_parameters()}
+    assert {name: found[name] for name in expected.keys() & found.keys()} == {
+        name: expected[name] for name in expected.keys() & found.keys()
+    }
+    assert expected.keys() & found.keys()
+    assert ("float32" in expected.values()) is (dtype == "float16" or kind == "deberta")
+
+
+def test_without_torch_the_bytes_of_a_half_precision_t5_are_those_of_the_real_one(tmp_path):
+    save(build("t5").half(), tmp_path)
+    real = loaded(tmp_path, "t5", dtype="auto")
+    (answer,) = without_torch((tmp_path, {}))
+    itemsizes = {"float16": 2, "float32": 4}
+    counted = sum(int(product_of(row[1])) * itemsizes[row[2]] for row in as_rows(answer) if row[3])
+    assert counted == sum(p.nbytes for p in real.parameters())
+
+
+def product_of(shape):
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def test_the_table_of_what_stays_in_float32_is_that_of_the_installed_transformers():
+    from memsim import catalog
+
+    built_with = json.loads((Path(__file__).resolve().parents[1] / "models_catalog" / "float32.json").read_text())
+    if built_with["built_with"]["transformers"] != transformers.__version__:
+        pytest.skip("the table is of another version of transformers")
+    kept = catalog.kept_in_float32()
+    assert set(kept) == set(transformers.CONFIG_MAPPING.keys())
+    for model_type, cls in (("t5", "T5PreTrainedModel"), ("deepseek_v3", "DeepseekV3PreTrainedModel")):
+        module = getattr(transformers, cls)
+        assert set(kept[model_type].get("float16", ())) == set(module._keep_in_fp32_modules or ())
+        assert set(kept[model_type].get("half", ())) == set(module._keep_in_fp32_modules_strict or ())
+
+
+def test_without_torch_experts_stored_one_by_one_are_said_not_to_be_what_transformers_loads(saved):
+    (answer,) = without_torch((saved / "mixtral", {}))
+    # 2 layers x 4 experts x 3 matrices.
+    (note,) = [note for note in answer["assumptions"] if "experts one by one" in note]
+    assert note.startswith("The checkpoint stores experts one by one (24 tensors, the first is model.layers.0.")
+    assert len(answer["parameters"]) > len(real_rows(build("mixtral")))
 
 
 # Python objects ----------------------------------------------------------------------------------------------------
@@ -633,6 +795,17 @@ def test_a_module_is_itself_and_a_dtype_casts_as_to_does(dtype):
     assert {(b.name, b.tensor.shape, b.tensor.dtype) for b in spec.table.buffers} == buffer_rows(module)
     assert (spec.name, spec.source, spec.model_class) == ("Sequential", "module:Sequential", "Sequential")
     assert spec.dtype == ("float32" if dtype == "auto" else dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "complex64", "int8"])
+def test_a_module_is_labelled_with_the_dtype_of_most_of_its_tensors(dtype):
+    module = torch.nn.Module()
+    for name in "abc":
+        value = torch.zeros(4, dtype=getattr(torch, dtype))
+        module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+    if dtype.startswith("float"):
+        module.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))
+    assert resolve(module).dtype == dtype
 
 
 def test_a_built_module_has_its_task_and_labels_already():

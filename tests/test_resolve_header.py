@@ -78,6 +78,10 @@ def test_names_shapes_and_dtypes_come_in_the_order_in_which_safetensors_lists_th
         (file_bytes({"a": entry(shape=[2**63])}, bytes(8)), "has the shape [9223372036854775808]"),
         (file_bytes({"a": entry(shape=[1] * 65)}, bytes(4)), "not a list of sizes"),
         (file_bytes({"a": entry(shape=[2**62, 2**62])}, bytes(8)), "bytes, not 8"),
+        # (2**62)**64 elements of 4 bytes are 2**3970 bytes: beyond any float.
+        (file_bytes({"a": entry(shape=[2**62] * 64, end=16)}, bytes(16)), "takes at least 2**3970 bytes, not 16"),
+        (file_bytes({"\x1b" * 100_000: entry()}, bytes(8)), "unprintable characters"),
+        (file_bytes({"a" * 600_000: entry(shape=[3])}, bytes(8)), "takes 12 bytes, not 8"),
         (file_bytes({"a": entry(shape=[3])}, bytes(8)), "takes 12 bytes, not 8"),
         (file_bytes({"a": entry(begin=8, end=0)}, bytes(8)), "not [begin, end]"),
         (file_bytes({"a": {**entry(), "data_offsets": [0, 4, 8]}}, bytes(8)), "not [begin, end]"),
@@ -97,6 +101,7 @@ def test_a_header_that_lies_is_refused_with_what_is_wrong(content, said):
     assert said in str(error.value)
     assert str(error.value).startswith("x.safetensors is not a complete safetensors file")
     assert len(str(error.value).splitlines()) <= 3
+    assert len(str(error.value)) < 500
     assert error.value.exit_code == 1
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memsim.catalog.entry import CatalogEntry, CatalogFile
 from memsim.errors import ModelError, UnknownNameError
 
-__all__ = ["CatalogEntry", "entries", "find", "names"]
+__all__ = ["CatalogEntry", "entries", "find", "kept_in_float32", "names"]
 
 _FILE_NAME = re.compile(r"[a-z0-9_-]+\.json")
 
@@ -45,6 +45,17 @@ def entries() -> Iterator[CatalogEntry]:
     ids = _index()["ids"]
     for model in sorted(ids, key=str.casefold):
         yield _entry(model, ids[model])
+
+
+@functools.cache
+def kept_in_float32() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Return, for every `model_type` of transformers, what it keeps in float32; see models_catalog/float32.py.
+
+    Raises:
+        ModelError: the catalog's files are missing or damaged.
+    """
+    parsed = _parsed("float32.json")
+    return {**{name: {} for name in parsed["others"]}, **parsed["kept"]}
 
 
 def _without_organisation(folded: str, ids: Mapping[str, str]) -> str | None:

@@ -10,6 +10,7 @@ from memsim.catalog.folding import KEPT_IN_FLOAT32, NUM_LABELS, Leaf, Node, Row,
 from memsim.config import TASKS, WEIGHT_DTYPES
 from memsim.errors import ModelError, UnknownNameError
 from memsim.model import BufferSpec, ModelSpec, ParameterSpec, ParameterTable
+from memsim.resolve.labels import no_labels_error
 from memsim.tensors import TensorSpec
 
 
@@ -83,10 +84,14 @@ class CatalogEntry:
         Raises:
             UnknownNameError: no such task or dtype.
             ModelError: the architecture does not have the task, or cannot have that number of labels.
+            UsageError: its class has no head with a number of labels.
         """
         table = self._table(self._checked_task(task))
         if num_labels not in (None, self.num_labels) and table.get("num_labels_fixed"):
             raise ModelError(f"{table['class']} of {self.id} takes {self.num_labels} labels only, not {num_labels}.")
+        if num_labels is not None and not (table.get("num_labels_fixed") or self._takes_labels(table)):
+            having = [t for t in self.tasks if self._takes_labels(self._table(t))]
+            raise no_labels_error(f"{table['class']} of {self.id}", num_labels, having)
         if dtype not in WEIGHT_DTYPES:
             raise UnknownNameError("dtype", dtype, WEIGHT_DTYPES, f"Allowed: {', '.join(WEIGHT_DTYPES)}.")
         weights = (self.dtype or "float32") if dtype == "auto" else dtype
@@ -114,6 +119,10 @@ class CatalogEntry:
         table = self.file.models[self.id]["tables"][task]
         found: Mapping[str, Any] = self.file.shared[table[1:]] if isinstance(table, str) else table
         return found
+
+    def _takes_labels(self, table: Mapping[str, Any]) -> bool:
+        rows = expand(table["parameters"], self.file.shared, self.file.expanded)
+        return any(NUM_LABELS in leaf.shape for _, leaf in rows)
 
     def _dtype_assumption(self) -> tuple[str, ...]:
         if self.dtype is not None:

@@ -73,7 +73,7 @@ def _from_text(
 
     text = str(model)
     if isinstance(model, Path) or _is_path(text) or _has_config(text):
-        return _from_folder(Path(text).expanduser(), task=task, dtype=dtype, num_labels=num_labels)
+        return _from_folder(text, task=task, dtype=dtype, num_labels=num_labels)
     try:
         # The catalog knows no revisions: a name with one is never found there.
         entry = catalog.find(text)
@@ -84,16 +84,17 @@ def _from_text(
         if hub.is_hub_id(text):
             return spec_from_found(hub.read_hub(text, progress), task=task, dtype=dtype, num_labels=num_labels)
         if os.path.isdir(text):
-            return _from_folder(Path(text), task=task, dtype=dtype, num_labels=num_labels)
+            return _from_folder(text, task=task, dtype=dtype, num_labels=num_labels)
         raise
     return entry.model_spec(task=task, dtype=dtype, num_labels=num_labels)
 
 
-def _from_folder(folder: Path, *, task: str | None, dtype: str, num_labels: int | None) -> ModelSpec:
+def _from_folder(folder: str, *, task: str | None, dtype: str, num_labels: int | None) -> ModelSpec:
     from memsim.resolve.folder import read_folder
+    from memsim.resolve.paths import expanded
     from memsim.resolve.spec import spec_from_found
 
-    return spec_from_found(read_folder(folder), task=task, dtype=dtype, num_labels=num_labels)
+    return spec_from_found(read_folder(expanded(folder)), task=task, dtype=dtype, num_labels=num_labels)
 
 
 def _has_config(text: str) -> bool:

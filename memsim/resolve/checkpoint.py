@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memsim.errors import CheckpointError, ModelError
+from memsim.record.config_guard import shortened
 from memsim.resolve.config_json import parse_json_object
 from memsim.tensors import TensorSpec
 
@@ -50,7 +51,7 @@ class Checkpoint:
 
 def single_checkpoint(tensors: Mapping[str, TensorSpec]) -> Checkpoint:
     """Return the checkpoint of one file."""
-    return Checkpoint(tensors=tensors, num_files=1)
+    return _checkpoint(tensors, 1)
 
 
 def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> Checkpoint:
@@ -68,7 +69,7 @@ def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> 
     for name, shard in shard_of.items():
         if name not in headers[shard]:
             raise CheckpointError(
-                f"{where} places tensor {name!r} in {shard}, which does not hold it.\n"
+                f"{where} places tensor {shortened(name)} in {shard[:80]}, which does not hold it.\n"
                 "Index and shards are not of one checkpoint: download or save them again."
             )
     tensors: dict[str, TensorSpec] = {}
@@ -76,10 +77,15 @@ def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> 
         for name, tensor in headers[shard].items():
             if tensors.setdefault(name, tensor) != tensor:
                 raise CheckpointError(
-                    f"{where}: tensor {name!r} is in several shards with different shapes or dtypes.\n"
+                    f"{where}: tensor {shortened(name)} is in several shards with different shapes or dtypes.\n"
                     "Download or save the checkpoint again."
                 )
-    return Checkpoint(tensors=tensors, num_files=len(shards))
+    return _checkpoint(tensors, len(shards))
+
+
+def _checkpoint(tensors: Mapping[str, TensorSpec], num_files: int) -> Checkpoint:
+    missing = "" if tensors else f"its safetensors {'file holds' if num_files == 1 else 'files hold'} no tensors"
+    return Checkpoint(tensors=tensors, num_files=num_files, missing=missing)
 
 
 def weight_map(index: bytes, where: str) -> dict[str, str]:
@@ -97,7 +103,7 @@ def weight_map(index: bytes, where: str) -> dict[str, str]:
     for name, shard in shard_of.items():
         if not isinstance(shard, str) or not _is_inside(shard):
             raise CheckpointError(
-                f"{where} places tensor {name!r} in {str(shard)[:80]!r}.\n"
+                f"{where} places tensor {shortened(name)} in {shortened(shard)}.\n"
                 "A shard must be a .safetensors file inside the model's own folder."
             )
     return shard_of

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from memsim.model import ParameterTable
 from memsim.resolve.checkpoint import Checkpoint
 from memsim.resolve.header_table import both_stored_note
-from memsim.resolve.naming import canonical_name, is_buffer
+from memsim.resolve.naming import canonical_name, is_buffer, shown_name
 from memsim.tensors import TensorSpec
 
 _SHOWN = 3
@@ -48,7 +48,7 @@ def _shape_notes(built: Mapping[str, TensorSpec], stored: Mapping[str, TensorSpe
     if other:
         first = other[0]
         yield (
-            f"{_count(other, 'tensor has', 'tensors have')} another shape in the checkpoint ({first}: "
+            f"{_count(other, 'tensor has', 'tensors have')} another shape in the checkpoint ({shown_name(first)}: "
             f"{list(stored[first].shape)} there, {list(built[first].shape)} here): the model's own was taken; "
             "from_pretrained needs ignore_mismatched_sizes=True."
         )
@@ -97,5 +97,5 @@ def _count(names: Collection[str], one: str, many: str) -> str:
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:_SHOWN])
+    shown = ", ".join(shown_name(name) for name in list(names)[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

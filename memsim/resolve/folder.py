@@ -15,6 +15,7 @@ from memsim.resolve.checkpoint import (
 )
 from memsim.resolve.config_json import CONFIG_FILE, MAX_CONFIG_BYTES, parse_config
 from memsim.resolve.found import FoundModel
+from memsim.resolve.paths import is_file, is_folder, readable, shown
 from memsim.resolve.safetensors_header import LENGTH_BYTES, header_length, parse_header
 from memsim.tensors import TensorSpec
 
@@ -31,16 +32,19 @@ def read_folder(folder: Path) -> FoundModel:
         CheckpointError: a safetensors file or index that cannot be trusted.
     """
     given = str(folder)
-    if folder.name == CONFIG_FILE and not folder.is_dir():
+    if folder.name == CONFIG_FILE and not is_folder(folder):
         folder = folder.parent
     config_path = folder / CONFIG_FILE
-    if not config_path.is_file():
+    if not is_file(config_path):
         raise ModelError(_no_config(folder, given))
-    config = parse_config(read_small(config_path), str(config_path))
+    where = shown(config_path)
+    config = parse_config(read_small(config_path), where)
+    with readable(folder):
+        place = folder.resolve()
     return FoundModel(
         name=given,
-        source=f"folder:{folder.resolve()}",
-        where=str(config_path),
+        source=f"folder:{place}",
+        where=where,
         config=config,
         checkpoint=read_checkpoint(folder),
     )
@@ -52,15 +56,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: a header or index that cannot be trusted, a missing shard, a link that leads out of the folder.
     """
-    if (folder / SINGLE_FILE).is_file():
+    if is_file(folder / SINGLE_FILE):
         return single_checkpoint(read_file_header(folder, SINGLE_FILE))
     index = folder / INDEX_FILE
-    if index.is_file():
+    if is_file(index):
         _check_link(folder, index)
         return sharded_checkpoint(
-            read_small(index), str(index), lambda shards: [read_file_header(folder, shard) for shard in shards]
+            read_small(index), shown(index), lambda shards: [read_file_header(folder, shard) for shard in shards]
         )
-    if any((folder / name).is_file() for name in _PICKLES):
+    if any(is_file(folder / name) for name in _PICKLES):
         return Checkpoint(missing="its weights are pickled (pytorch_model.bin), which memsim never opens")
     return Checkpoint(missing=f"it has no {SINGLE_FILE} and no {INDEX_FILE}")
 
@@ -72,18 +76,16 @@ def read_file_header(folder: Path, name: str) -> dict[str, TensorSpec]:
         CheckpointError: the file is missing, leads out of the folder, or has a header that cannot be trusted.
     """
     path = folder / name
-    if not path.is_file():
+    where = shown(path)
+    if not is_file(path):
         raise CheckpointError(
-            f"{path} is missing, and the index of the checkpoint names it.\nDownload or save the checkpoint again."
+            f"{where} is missing, and the index of the checkpoint names it.\nDownload or save the checkpoint again."
         )
     _check_link(folder, path)
-    try:
-        with path.open("rb") as file:
-            file_bytes = os.fstat(file.fileno()).st_size
-            length = header_length(file.read(LENGTH_BYTES), file_bytes, str(path))
-            return parse_header(file.read(length), file_bytes, str(path))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    with readable(path, CheckpointError), path.open("rb") as file:
+        file_bytes = os.fstat(file.fileno()).st_size
+        length = header_length(file.read(LENGTH_BYTES), file_bytes, where)
+        return parse_header(file.read(length), file_bytes, where)
 
 
 def read_small(path: Path) -> bytes:
@@ -92,13 +94,10 @@ def read_small(path: Path) -> bytes:
     Raises:
         ModelError: the file cannot be read or is larger than `MAX_CONFIG_BYTES`.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}.") from error
+    with readable(path), path.open("rb") as file:
+        data = file.read(MAX_CONFIG_BYTES + 1)
     if len(data) > MAX_CONFIG_BYTES:
-        raise ModelError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no config or index is.")
+        raise ModelError(f"{shown(path)} is larger than {MAX_CONFIG_BYTES} bytes, which no config or index is.")
     return data
 
 
@@ -107,32 +106,40 @@ def _check_link(folder: Path, path: Path) -> None:
 
     What a blob of the cache is in turn is the cache's own business (huggingface_hub 2.4 links it to a shared store).
     """
-    root = folder.resolve()
+    with readable(path, CheckpointError):
+        outside = _place_outside(folder.resolve(), path)
+    if outside is not None:
+        raise CheckpointError(
+            f"{shown(path)} leads out of its folder, to {shown(outside)}.\n"
+            "Put the file itself there, or give the folder it is in."
+        )
+
+
+def _place_outside(root: Path, path: Path) -> Path | None:
     blobs = next((p.parent / "blobs" for p in (root, *root.parents) if p.name == "snapshots"), None)
     place = path
     for _ in range(_MAX_LINKS):
         place = place.parent.resolve() / place.name
         if place.parent == blobs:
-            return
+            return None
         if not place.is_relative_to(root):
             break
         if not place.is_symlink():
-            return
+            return None
         place = Path(os.path.normpath(place.parent / place.readlink()))
-    raise CheckpointError(
-        f"{path} leads out of its folder, to {place}.\nPut the file itself there, or give the folder it is in."
-    )
+    return place
 
 
 def _no_config(folder: Path, given: str) -> str:
-    if not folder.is_dir():
+    given = shown(given)
+    if not is_folder(folder):
         return (
             f"{given!r} is not a folder. Give a folder that holds {CONFIG_FILE}, a catalog name or a hub id org/name."
         )
-    if (folder / "adapter_config.json").is_file():
+    if is_file(folder / "adapter_config.json"):
         return (
             f"folder {given!r} holds an adapter (adapter_config.json) but no {CONFIG_FILE}.\n"
-            "Give its base model; --lora-r adds an adapter to it."
+            "An adapter alone is no model: give its base model (base_model_name_or_path in that file)."
         )
     return (
         f"folder {given!r} has no {CONFIG_FILE}.\n"

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from memsim.errors import MissingPackageError
 from memsim.model import BufferSpec, ModelSpec, ParameterSpec, ParameterTable
+from memsim.resolve.float32 import KEPT_WITH, float32_patterns
 from memsim.resolve.found import FoundModel
-from memsim.resolve.naming import canonical_name, is_buffer, own_task, owner_classes, tied_pair
+from memsim.resolve.labels import LABEL_TASKS, no_labels_error
+from memsim.resolve.naming import canonical_name, is_buffer, own_task, owner_classes, shown_name, tied_pair
 from memsim.tensors import TensorSpec
 
+_EXPERT = re.compile(r"\.experts?\.[0-9]+\.|\.experts?_[0-9]+\.")
 _TRAINABLE = ("float32", "bfloat16", "float16", "float64")
 
 
 def spec_from_headers(
-    found: FoundModel, *, task: str | None, dtype: str, dtype_asked: bool, num_labels: int | None, reason: str
+    found: FoundModel,
+    *,
+    task: str | None,
+    dtype: str,
+    dtype_asked: bool,
+    dtype_notes: Sequence[str],
+    num_labels: int | None,
+    reason: str,
 ) -> ModelSpec:
     """Return the model that the safetensors headers of `found` describe.
 
@@ -22,22 +33,25 @@ def spec_from_headers(
         found: config and checkpoint; the checkpoint has tensors.
         task: the task asked for; without torch only the checkpoint's own can be given.
         dtype: dtype of the weights.
-        dtype_asked: whether the user chose it; else a checkpoint of mixed dtypes keeps them tensor by tensor.
+        dtype_asked: whether the user chose it; else a checkpoint of mixed dtypes keeps them tensor by tensor where the
+            family is not known.
+        dtype_notes: what was assumed in choosing it, sentences for the assumptions.
         num_labels: labels asked for; without torch only the checkpoint's own number can be given.
         reason: why no class was built, a sentence for the assumptions.
 
     Raises:
         MissingPackageError: another task or number of labels than the checkpoint's own.
+        UsageError: a number of labels, and the checkpoint's class has no head of that size.
     """
     model_class, own = own_task(found.config)
     _check_own(found, model_class, own, task, num_labels)
     quantized = "quantization_config" in found.config
     mixed = len(found.checkpoint.floating_dtypes) > 1
-    keep = quantized or (mixed and not dtype_asked)
-    tensors = {
-        canonical_name(name): tensor if keep or not tensor.is_floating_point else tensor.with_dtype(dtype)
-        for name, tensor in found.checkpoint.tensors.items()
-    }
+    family = float32_patterns(found.config)
+    # What an unknown family keeps in float32 is not known; that it stores some tensors otherwise is a hint.
+    keep = quantized or (mixed and not dtype_asked and family is None)
+    loaded = {canonical_name(name): tensor for name, tensor in found.checkpoint.tensors.items()}
+    tensors = loaded if keep else {name: _cast(name, tensor, dtype, family or {}) for name, tensor in loaded.items()}
     table, tied_notes = _table(found, tensors, quantized=quantized)
     return ModelSpec(
         name=found.name,
@@ -47,8 +61,41 @@ def spec_from_headers(
         dtype=dtype,
         table=table,
         config=found.config,
-        assumptions=(*found.notes, reason, *_notes(found, keep, quantized), *tied_notes),
+        assumptions=(
+            *found.notes,
+            reason,
+            *_notes(found, keep, quantized),
+            *(() if keep else dtype_notes),
+            *(_float32_notes(found, dtype) if family is None and not keep else ()),
+            *_expert_notes(loaded),
+            *tied_notes,
+        ),
     )
+
+
+def _cast(name: str, tensor: TensorSpec, dtype: str, family: Mapping[str, Sequence[str]]) -> TensorSpec:
+    if not tensor.is_floating_point:
+        return tensor
+    stays = any(re.search(pattern, name) for key in KEPT_WITH[dtype] for pattern in family.get(key, ()))
+    return tensor.with_dtype("float32" if stays else dtype)
+
+
+def _float32_notes(found: FoundModel, dtype: str) -> Iterator[str]:
+    if dtype in ("float16", "bfloat16"):
+        yield (
+            f"Every tensor was taken as {dtype}: what {shown_name(str(found.config.get('model_type')))} keeps in "
+            "float32 (_keep_in_fp32_modules of its class) is not known."
+        )
+
+
+def _expert_notes(tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
+    apart = [name for name in tensors if _EXPERT.search(name)]
+    if apart:
+        yield (
+            f"The checkpoint stores experts one by one ({len(apart)} tensors, the first is {shown_name(apart[0])}); "
+            "transformers 5 loads those of a layer as one or two tensors. Elements are equal, the number of tensors is "
+            "not: optimizer state that is made tensor by tensor can differ."
+        )
 
 
 def _check_own(found: FoundModel, model_class: str, own: str, task: str | None, num_labels: int | None) -> None:
@@ -58,6 +105,8 @@ def _check_own(found: FoundModel, model_class: str, own: str, task: str | None, 
             f"the checkpoint of {found.name} is of the class {model_class or '(not named)'}"
             f"{f' ({own})' if own else ''}, not {task}.\n{install}"
         )
+    if num_labels is not None and own and own not in LABEL_TASKS:
+        raise no_labels_error(model_class, num_labels, ())
     labels = found.config.get("id2label")
     own_labels = len(labels) if isinstance(labels, dict) else found.config.get("num_labels", 2)
     if num_labels is not None and num_labels != own_labels:
@@ -100,8 +149,8 @@ def _tied_notes(pair: tuple[str, str] | None, tie: object, parameters: dict[str,
         yield both_stored_note(second, first, parameters[second])
     else:
         yield (
-            f"The checkpoint stores {second} beside {first} and config.json does not say whether they are tied: "
-            "they were counted as two."
+            f"The checkpoint stores {shown_name(second)} beside {shown_name(first)} and config.json does not say "
+            "whether they are tied: they were counted as two."
         )
 
 
@@ -112,7 +161,7 @@ def both_stored_note(name: str, tied_to: str, tensor: TensorSpec) -> str:
     values are never read here.
     """
     return (
-        f"{name} is tied to {tied_to} and counted once, though the checkpoint stores both: "
+        f"{shown_name(name)} is tied to {shown_name(tied_to)} and counted once, though the checkpoint stores both: "
         f"if their values differ, loading leaves them apart ({tensor.nbytes} bytes of weights more)."
     )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memsim.errors import HubError
+from memsim.record.config_guard import shortened
 from memsim.resolve.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -31,6 +32,7 @@ from memsim.resolve.hub_http import (
     FileMetadata,
     HubStatusError,
     HubUnreachableError,
+    check_environment,
     file_metadata,
     read_range,
     read_whole,
@@ -85,9 +87,12 @@ def read_hub(model: str, progress: Progress | None = None) -> FoundModel:
         CheckpointError: a safetensors header or index that cannot be trusted.
     """
     repo_id, at, revision = model.partition("@")
-    if at and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise HubError(f"{model!r} names no revision: give a branch, tag or commit after @, as in {repo_id}@main.")
+    if at and (not _REVISION.fullmatch(revision) or len(revision) > 200 or ".." in revision):
+        raise HubError(
+            f"{shortened(model)} names no revision: give a branch, tag or commit after @, as in {repo_id}@main."
+        )
     revision = revision or "main"
+    check_environment()
     deadline = Deadline.start()
     if progress:
         progress(f"asking the hub for {model}")

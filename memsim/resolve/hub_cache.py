@@ -15,7 +15,10 @@ def cached_file(repo_id: str, filename: str, revision: str) -> Path | None:
     """Return the cached copy of a file at a branch, tag or commit, or `None`."""
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(repo_id, filename, revision=revision)
+    try:
+        path = try_to_load_from_cache(repo_id, filename, revision=revision)
+    except OSError:  # a cache that cannot be entered holds nothing for us
+        return None
     return Path(path) if isinstance(path, str) else None
 
 

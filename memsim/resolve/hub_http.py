@@ -9,6 +9,7 @@ certificates and offline mode) with huggingface_hub's headers (`build_hf_headers
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urljoin
 
-from memsim.errors import HubError
+from memsim.errors import HubError, MissingPackageError
 
 TOTAL_SECONDS = 45.0
 """Longest time that resolving one model may take."""
@@ -206,10 +207,47 @@ def _file_bytes(url: str, status: int, headers: Any, begin: int) -> int:
     )
 
 
+def check_environment() -> None:
+    """Make sure that huggingface_hub can be used with the variables of this environment.
+
+    It reads them when it is imported (constants.py:25 and :314 @2.4) and the token's file at each request.
+
+    Raises:
+        HubError: a variable that is no number, or a token file that cannot be read.
+        MissingPackageError: huggingface_hub is not installed.
+    """
+    try:
+        import huggingface_hub.constants
+        import huggingface_hub.file_download
+        import huggingface_hub.utils  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            f"asking the hub needs {error.name or 'huggingface_hub'}, which cannot be imported: "
+            "pip install huggingface_hub"
+        ) from error
+    except Exception as error:
+        raise HubError(
+            f"huggingface_hub cannot be used with this environment: {str(error)[:200] or type(error).__name__}.\n"
+            f"Correct or unset {_hub_variables()}; time-outs are whole numbers of seconds."
+        ) from error
+    _headers()
+
+
+def _hub_variables() -> str:
+    return ", ".join(sorted(name for name in os.environ if name.startswith("HF_") and "TOKEN" not in name)) or "HF_*"
+
+
 def _headers() -> dict[str, str]:
+    from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers
 
-    return {**build_hf_headers(library_name="memsim"), "Accept-Encoding": "identity"}
+    try:
+        return {**build_hf_headers(library_name="memsim"), "Accept-Encoding": "identity"}
+    except OSError as error:
+        raise HubError(
+            f"the token of the hub cannot be read from {constants.HF_TOKEN_PATH}: {error.strerror or error}.\n"
+            "Correct or unset HF_HOME and HF_TOKEN_PATH, or set HF_TOKEN."
+        ) from error
 
 
 def _head(url: str, headers: dict[str, str], deadline: Deadline) -> Any:

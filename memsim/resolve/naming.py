@@ -17,6 +17,7 @@ _QUANTIZATION_BUFFER = re.compile(
     r"(scales?|scale_inv|qzeros|qweight|g_idx|absmax|quant_map|SCB|weight_format|zero_point)$"
 )
 _EMBEDDING = re.compile(r"(^|[._])(wte|wpe|shared|embed\w*|\w*embeddings?|relative_attention_bias)\.weight$")
+_SHOWN = 100
 _LEGACY = {"gamma": "weight", "beta": "bias"}
 
 _INPUT_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "shared", "embed_in", "tok_embeddings", "word_embedding")
@@ -50,6 +51,11 @@ def canonical_name(name: str) -> str:
     """Return the name under which transformers loads a tensor: `LayerNorm.gamma` of old checkpoints is `.weight`."""
     owner, _, leaf = name.rpartition(".")
     return f"{owner}.{_LEGACY[leaf]}" if leaf in _LEGACY and owner.endswith("LayerNorm") else name
+
+
+def shown_name(name: str) -> str:
+    """Return a tensor's name for a sentence; a stranger may have written one without end."""
+    return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
 
 
 def is_buffer(name: str, tensor: TensorSpec, *, quantized: bool) -> bool:
@@ -86,7 +92,7 @@ def own_task(config: Mapping[str, Any]) -> tuple[str, str]:
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
     # A class name or nothing: it will be printed.
-    name = first if isinstance(first, str) and first.isidentifier() else ""
+    name = first if isinstance(first, str) and first.isidentifier() and len(first) <= 80 else ""
     if name.endswith("ForConditionalGeneration"):
         return name, _conditional_task(config)
     for suffix, task in _TASK_OF_SUFFIX:

@@ -37,8 +37,7 @@ def spec_from_module(module: Any, *, task: str | None, dtype: str, num_labels: i
         if value is not None:
             raise UsageError(f"{option}={value!r} cannot change a module that is already built; leave it out.")
     table = table_from_module(module)
-    dtypes = [p.tensor.dtype for p in table.unique if p.tensor.is_floating_point]
-    own = max(sorted(set(dtypes)), key=dtypes.count, default="float32")
+    own = _main_dtype(table)
     config: Any = getattr(module, "config", None)
     name = type(module).__name__
     return ModelSpec(
@@ -59,14 +58,14 @@ def spec_from_config(config: Any, *, task: str | None, dtype: str, num_labels: i
         UnknownNameError: transformers has no such architecture.
         ModelError: the architecture has no such task, or no model can have the config's sizes.
     """
-    from memsim.record.meta import build_from_config
     from memsim.resolve.config_json import config_dtype
+    from memsim.resolve.labels import build_with_labels
 
     facts: Mapping[str, Any] = config.to_dict()
     name = type(config).__name__
     stated = config_dtype(facts, name) if dtype == "auto" else dtype
     chosen = stated or "float32"
-    built = build_from_config(facts, task=task, dtype=chosen, num_labels=num_labels)
+    built = build_with_labels(facts, task=task, dtype=chosen, num_labels=num_labels)
     return ModelSpec(
         name=config.name_or_path or name,
         source=f"config:{name}",
@@ -77,6 +76,18 @@ def spec_from_config(config: Any, *, task: str | None, dtype: str, num_labels: i
         config=facts,
         assumptions=() if stated else (_DTYPE_NOT_KNOWN,),
     )
+
+
+def _main_dtype(table: ParameterTable) -> str:
+    """Return the dtype of most floating-point tensors, else of most complex ones, else of most of any kind."""
+    tensors = [p.tensor for p in table.unique] or [b.tensor for b in table.buffers]
+    groups = (
+        [t.dtype for t in tensors if t.is_floating_point],
+        [t.dtype for t in tensors if t.dtype.startswith("complex")],
+        [t.dtype for t in tensors],
+    )
+    dtypes = next((group for group in groups if group), ["float32"])
+    return max(sorted(set(dtypes)), key=dtypes.count)
 
 
 def cast_table(table: ParameterTable, dtype: str) -> ParameterTable:

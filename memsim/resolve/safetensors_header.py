@@ -91,7 +91,7 @@ def parse_header(header: bytes, file_bytes: int, where: str) -> dict[str, Tensor
     for begin, end, name, _ in sorted(entries, key=lambda entry: entry[:2]):
         if begin != position:
             kind = "overlaps the tensor before it" if begin < position else "leaves a hole before it"
-            raise _damaged(where, f"tensor {name!r} {kind} (data begins at {begin}, expected {position})")
+            raise _damaged(where, f"tensor {_short(name)} {kind} (data begins at {begin}, expected {position})")
         position = end
     data_bytes = file_bytes - LENGTH_BYTES - len(header)
     if position != data_bytes:
@@ -118,7 +118,7 @@ def _object(header: bytes, where: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError(f"the name {_first_repeated(name for name, _ in pairs)!r} appears twice")
+        raise ValueError(f"the name {_short(_first_repeated(name for name, _ in pairs))} appears twice")
     return result
 
 
@@ -130,22 +130,24 @@ def _first_repeated(names: Iterable[str]) -> str:
 def _entry(name: str, info: Any, where: str) -> tuple[int, int, str, TensorSpec]:
     # A lone surrogate or a control character cannot be a Python attribute and must not reach a terminal.
     if not name.isprintable():
-        raise _damaged(where, f"the tensor name {name!r} has unprintable characters")
+        raise _damaged(where, f"the tensor name {_short(name)} has unprintable characters")
     if not isinstance(info, dict) or not {"dtype", "shape", "data_offsets"} <= info.keys():
-        raise _damaged(where, f"tensor {name!r} lacks dtype, shape or data_offsets")
+        raise _damaged(where, f"tensor {_short(name)} lacks dtype, shape or data_offsets")
     dtype, shape, offsets = info["dtype"], info["shape"], info["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise _damaged(where, f"tensor {name!r} has the unknown dtype {_short(dtype)}; known: {', '.join(DTYPES)}")
+        raise _damaged(
+            where, f"tensor {_short(name)} has the unknown dtype {_short(dtype)}; known: {', '.join(DTYPES)}"
+        )
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
-        raise _damaged(where, f"tensor {name!r} has the shape {_short(shape)}, not a list of sizes")
+        raise _damaged(where, f"tensor {_short(name)} has the shape {_short(shape)}, not a list of sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(where, f"tensor {name!r} has the data_offsets {_short(offsets)}, not [begin, end]")
+        raise _damaged(where, f"tensor {_short(name)} has the data_offsets {_short(offsets)}, not [begin, end]")
     begin, end = offsets
     bits = math.prod(shape) * DTYPES[dtype][1]
     if (end - begin) * 8 != bits:
         raise _damaged(
             where,
-            f"tensor {name!r} of shape {_short(shape)} and dtype {dtype} takes {bits / 8:g} bytes, not {end - begin}",
+            f"tensor {_short(name)} of shape {_short(shape)} and dtype {dtype} takes {_bytes(bits)}, not {end - begin}",
         )
     return begin, end, name, _tensor(name, dtype, tuple(shape), where)
 
@@ -154,13 +156,13 @@ def _tensor(name: str, dtype: str, shape: Shape, where: str) -> TensorSpec:
     torch_dtype, bits = DTYPES[dtype]
     if not torch_dtype:
         raise CheckpointError(
-            f"{where}: tensor {name!r} has dtype {dtype}, which PyTorch cannot hold.\n"
+            f"{where}: tensor {_short(name)} has dtype {dtype}, which PyTorch cannot hold.\n"
             "Give a checkpoint in another format, or its config.json alone."
         )
     if bits < 8:
         # PyTorch's packed dtype counts pairs where the file counts elements; the last dimension is the packed one.
         if not shape or shape[-1] % 2:
-            raise _damaged(where, f"tensor {name!r} packs two {dtype} in a byte, but its last dimension is odd")
+            raise _damaged(where, f"tensor {_short(name)} packs two {dtype} in a byte, but its last dimension is odd")
         shape = (*shape[:-1], shape[-1] // 2)
     return TensorSpec(shape, torch_dtype)
 
@@ -169,8 +171,15 @@ def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
 
 
+def _bytes(bits: int) -> str:
+    """Return a size that may be beyond any float: 64 dimensions of 2**62."""
+    if bits >= 2**80:
+        return f"at least 2**{bits.bit_length() - 4} bytes"
+    return f"{bits // 8}{'.5' if bits % 8 else ''} bytes" if bits % 4 == 0 else f"{bits} bits"
+
+
 def _short(value: object) -> str:
-    text = repr(value)
+    text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -20,12 +20,13 @@ def spec_from_found(found: FoundModel, *, task: str | None, dtype: str, num_labe
         MissingPackageError: there are no safetensors headers and no torch, or the task asked for needs torch.
         UnknownNameError: an architecture that transformers does not know, and no headers to take its place.
         ModelError: the architecture has no such task, or no model can have the config's sizes.
+        UsageError: a number of labels for a class that has no head of that size.
     """
-    from memsim.record.meta import build_from_config
+    from memsim.resolve.labels import build_with_labels
 
     chosen, dtype_notes = _choose_dtype(found, dtype)
     try:
-        built = build_from_config(found.config, task=task, dtype=chosen, num_labels=num_labels)
+        built = build_with_labels(found.config, task=task, dtype=chosen, num_labels=num_labels)
     except MissingPackageError as error:
         if not found.checkpoint.tensors:
             raise MissingPackageError(f"{found.name}: {found.checkpoint.missing}.\n{_sentence(error)}") from None
@@ -46,7 +47,13 @@ def spec_from_found(found: FoundModel, *, task: str | None, dtype: str, num_labe
             assumptions=(*found.notes, *dtype_notes, *_checkpoint_notes(found, chosen, built.table, built.model_class)),
         )
     return spec_from_headers(
-        found, task=task, dtype=chosen, dtype_asked=dtype != "auto", num_labels=num_labels, reason=reason
+        found,
+        task=task,
+        dtype=chosen,
+        dtype_asked=dtype != "auto",
+        dtype_notes=dtype_notes,
+        num_labels=num_labels,
+        reason=reason,
     )
 
 
@@ -75,8 +82,8 @@ def _choose_dtype(found: FoundModel, dtype: str) -> tuple[str, tuple[str, ...]]:
 def _checkpoint_notes(found: FoundModel, dtype: str, table: ParameterTable, model_class: str) -> tuple[str, ...]:
     if "quantization_config" in found.config:
         return (
-            f"The checkpoint is quantized: the table is of the same model unquantized, in {dtype}; "
-            "choose --quantization to count packed weights.",
+            f"The checkpoint is quantized: the table is of the same model unquantized, in {dtype}; its packed weights "
+            "are not counted.",
         )
     if not found.checkpoint.tensors:
         return (f"No checkpoint was compared: {found.checkpoint.missing}.",)
