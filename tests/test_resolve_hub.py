@@ -459,6 +459,32 @@ def test_offline_the_cache_answers_and_nothing_cached_is_an_error(hub, monkeypat
     assert hub.requests == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "x", "Correct or unset HF_HUB_DOWNLOAD_TIMEOUT"),
+        ("HF_HUB_ETAG_TIMEOUT", "y", "Correct or unset HF_HUB_ETAG_TIMEOUT"),
+        ("HF_HOME", os.devnull, f"the token of the hub cannot be read from {os.devnull}"),
+    ],
+)
+def test_an_environment_that_huggingface_hub_cannot_use_is_told(variable, value, said):
+    script = (
+        "from memsim.errors import HubError\nfrom memsim.resolve import resolve\n"
+        "for _ in range(2):\n try: resolve('acme/tiny')\n except HubError as error: print(error)\n"
+    )
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**clean, variable: value},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said in ran.stdout
+    assert len(ran.stdout.splitlines()) == 4, "two tries of two lines"
+
+
 def test_a_hub_that_fails_does_not_hide_the_cache(hub):
     online = resolve("acme/tiny")
     hub.fail(CONFIG, status=500)
