@@ -11,7 +11,8 @@ import torch  # noqa: TC002  (one import style)
 from storage_tracker import StorageEvent, StorageTracker
 
 from memsim.optimizers import resolve_optimizer
-from memsim.optimizers.step import StepEvent, peak_bytes, step_events
+from memsim.optimizers.step import step_events
+from memsim.optimizers.step_event import StepEvent, peak_bytes
 
 
 def track_step(

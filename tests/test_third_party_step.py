@@ -16,7 +16,7 @@ import step_oracle
 import torch
 from storage_tracker import StorageTracker
 
-from memsim.optimizers import resolve_optimizer, step_source
+from memsim.optimizers import names, resolve_optimizer, step_source
 from memsim.optimizers.step import group_step_events, step_events
 
 SHAPES = {"tall": (10, 7), "vector": (12,), "wide": (3, 9), "square": (5, 5), "bias": (4,)}
@@ -373,3 +373,13 @@ def test_the_step_of_schedulefree_as_published_is_the_real_one(name, dtype):
     cls = getattr(pytest.importorskip("schedulefree", reason="schedulefree is not installed"), name)
     for args in choices(weight_decay=(0.0, 0.1), **({"foreach": (False, True)} if name.endswith("Paper") else {})):
         check(f"schedulefree.{name}", cls, oracle.make_parameters(WITH_CONV, dtype), args)
+
+
+def test_every_name_of_the_trainer_has_a_step_or_an_exact_reason_why_not():
+    without = set()
+    for name in (n for n in names().values() if n.framework == "transformers" and not n.unbuildable):
+        known = step_source(resolve_optimizer(name.name))
+        assert known.source if known.rule else "have not been read yet" not in known.reason, name.name
+        without |= set() if known.rule else {name.name}
+    eight_bit = {"galore_adamw_8bit", "galore_adamw_8bit_layerwise"}
+    assert without == {"adamw_torch_xla", "adamw_torch_npu_fused", "adamw_torch_4bit", "adamw_torch_8bit"} | eight_bit

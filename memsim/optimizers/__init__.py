@@ -24,15 +24,8 @@ from memsim.optimizers.registry import (
 )
 from memsim.optimizers.rules import OptimizerRule, StateEntry
 from memsim.optimizers.state import OptimizerState, StateRow, derive_state
-from memsim.optimizers.step import (
-    StepEvent,
-    UnmodelledStepError,
-    group_step_events,
-    peak_bytes,
-    step_events,
-    step_peak_bytes,
-    step_source,
-)
+from memsim.optimizers.step import UnmodelledStepError, group_step_events, step_events, step_peak_bytes, step_source
+from memsim.optimizers.step_event import StepEvent, peak_bytes
 
 __all__ = [
     "Assignment",

@@ -1,4 +1,4 @@
-"""Optimizers whose `step()` is compiled: what it allocates is the compiler's choice, not the code's.
+"""Optimizers whose `step()` is compiled, for one device or for any: what it allocates is the compiler's choice.
 
 `torch.compile` fuses pointwise operations into kernels without temporaries, and gives buffers to what is left
 (reductions, matrix products), by its version and the device. A recorded step shows them.
@@ -21,3 +21,6 @@ register_unmodelled_step(
     "they are updated, and opt_einsum in which order their factors are multiplied",
 )
 register_unmodelled_step("torch_xla.amp.syncfree.AdamW", "XLA compiles the whole step and decides what is made")
+register_unmodelled_step(
+    "torch_npu.optim.NpuFusedAdamW", "it moves weights, gradients and moments into tensors that the NPU aligns"
+)

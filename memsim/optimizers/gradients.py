@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memsim.model import ParameterSpec
-from memsim.optimizers.step import Frame, StepEvent, Tape, by_dtype, scalar
+from memsim.optimizers.step import Frame, Tape, by_dtype, scalar
+from memsim.optimizers.step_event import StepEvent
 from memsim.tensors import TensorSpec
 
 CHUNK = 65536

@@ -15,7 +15,7 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import rules
 from memsim.optimizers.rules import Arguments
-from memsim.optimizers.step import Frame, Tape, register_step
+from memsim.optimizers.step import Frame, Tape, register_step, register_unmodelled_step
 
 _HARMLESS = frozenset(
     {"lr", "betas", "beta", "eps", "weight_decay", "weight_decouple", "fixed_decay", "foreach", "maximize", "rho"}
@@ -120,3 +120,15 @@ for _form in _FORMS:
     register_step(_path, source=f"pytorch_optimizer/optimizer/{_form.source}, step", refuses=partial(_refuses, _path))(
         partial(_step, _form)
     )
+
+_HESSIAN = "its step() runs a second backward inside itself for the diagonal of the Hessian"
+_PROJECTION = "whether an update is projected, and from which side, depends on the direction of the gradient"
+for _name, _reason in {
+    "AdaHessian": _HESSIAN,
+    "SophiaH": _HESSIAN,
+    "AdamP": _PROJECTION,
+    "SGDP": _PROJECTION,
+    "AliG": "its step() needs a closure that returns the loss",
+    "SWATS": "the gradients decide at which step it turns from Adam to SGD",
+}.items():
+    register_unmodelled_step(f"pytorch_optimizer.{_name}", _reason)

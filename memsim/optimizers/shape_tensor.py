@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from memsim.model import ParameterSpec
-from memsim.optimizers.step import StepEvent, Tape
+from memsim.optimizers.step import Tape
+from memsim.optimizers.step_event import StepEvent
 from memsim.tensors import Device, Shape, TensorSpec
 
 _KINDS = {"bool": 0, "uint8": 1, "int8": 1, "int16": 1, "int32": 1, "int64": 1}
@@ -289,15 +290,20 @@ def each(operation: Callable[..., ShapeTensor], *lists: Iterable[ShapeTensor]) -
 
 
 def _broadcast(*operands: Any) -> Shape:
-    shapes = [operand.shape[::-1] for operand in operands if isinstance(operand, ShapeTensor)]
+    shapes = {operand.shape for operand in operands if isinstance(operand, ShapeTensor)}
     if len(shapes) == 1:
-        return shapes[0][::-1]
-    sizes = [max(column) if 0 not in column else 0 for column in zip_longest(*shapes, fillvalue=1)]
-    return tuple(sizes[::-1])
+        return shapes.pop()
+    columns = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    return tuple(max(column) if 0 not in column else 0 for column in columns)[::-1]
 
 
 def _promote(*operands: Any) -> str:
     """Return the dtype of an operation: a tensor with dimensions outweighs one without, and both a Python number."""
+    kinds = {(t.dtype, bool(t.shape)) for t in operands if isinstance(t, ShapeTensor)}
+    if len(kinds) == 1:
+        dtype, _ = next(iter(kinds))
+        if _kind(dtype) == 2:
+            return dtype
     dtype = ""
     for group in (
         [t.dtype for t in operands if isinstance(t, ShapeTensor) and t.shape],

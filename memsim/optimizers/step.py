@@ -12,33 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Literal, NamedTuple
 
 from memsim.errors import MemsimError
 from memsim.model import ParameterSpec
 from memsim.optimizers.registry import ResolvedOptimizer
 from memsim.optimizers.rules import Arguments, Entries, StateEntry
 from memsim.optimizers.state import OptimizerState, derive_state
+from memsim.optimizers.step_event import StepCategory, StepEvent, peak_bytes
 from memsim.tensors import Device, TensorSpec
-
-StepCategory = Literal["temporary", "optimizer_state"]
-
-
-class StepEvent(NamedTuple):
-    """One allocation, or its end."""
-
-    action: Literal["alloc", "free"]
-    key: int
-    """The same for an allocation and its free; nothing else in the list has it."""
-    tensor: TensorSpec
-    """What is allocated; `device="host"` is CPU memory, `device` the parameters' own device."""
-    category: StepCategory
-    """State outlives the step. A free without an allocation is of state from an earlier step, which LBFGS replaces."""
-    parameter: str
-    """The parameter that it belongs to; empty where there is none."""
-    name: str
-    """The state entry's name, the variable's in the optimizer's code, or the operation's."""
-
 
 StepRule = Callable[["Tape", Sequence[ParameterSpec], Arguments], None]
 """Writes one group's step on a tape: the parameters that have a gradient, and the complete arguments."""
@@ -206,7 +187,9 @@ class Tape:
         self, tensor: TensorSpec, parameter: str, name: str, category: StepCategory = "temporary"
     ) -> StepEvent:
         """Write one allocation; whoever asked for it holds the only reference."""
-        event = self.existing(tensor, parameter, name)._replace(category=category)
+        event = StepEvent("alloc", self._next_key, tensor, category, parameter, name)
+        self._references[self._next_key] = 1
+        self._next_key += 1
         self.events.append(event)
         return event
 
@@ -383,31 +366,6 @@ def group_step_events(groups: Iterable[Group], *, first_step: bool, on_cpu: bool
         known.rule(tape, parameters, optimizer.args)
     tape.end_step()
     return tape.events
-
-
-def peak_bytes(
-    events: Iterable[StepEvent],
-    *,
-    device: Device | None = "device",
-    category: StepCategory | None = None,
-) -> int:
-    """Return the most bytes alive at once above the start.
-
-    Args:
-        events: of one step.
-        device: which memory to count; `None` counts all.
-        category: what to count; `None` counts temporaries and created state together.
-    """
-    live = peak = 0
-    for event in events:
-        if device not in (None, event.tensor.device) or category not in (None, event.category):
-            continue
-        if event.action == "alloc":
-            live += event.tensor.nbytes
-            peak = max(peak, live)
-        else:
-            live -= event.tensor.nbytes
-    return peak
 
 
 def step_peak_bytes(optimizer: ResolvedOptimizer, parameters: Sequence[ParameterSpec], *, first_step: bool) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memsim.optimizers.grouping import Assignment
-from memsim.optimizers.step import group_step_events, peak_bytes, step_source
+from memsim.optimizers.step import group_step_events, step_source
+from memsim.optimizers.step_event import peak_bytes
 
 
 @dataclass(frozen=True)

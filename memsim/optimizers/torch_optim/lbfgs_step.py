@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from memsim.model import ParameterSpec
 from memsim.optimizers.rules import Arguments
-from memsim.optimizers.step import Frame, StepEvent, Tape, register_step, scalar
+from memsim.optimizers.step import Frame, Tape, register_step, scalar
+from memsim.optimizers.step_event import StepEvent
 from memsim.optimizers.torch_optim.lbfgs import num_iterations
 from memsim.tensors import TensorSpec
 

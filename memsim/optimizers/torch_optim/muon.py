@@ -9,7 +9,8 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import StepEvent, Tape, register_step, scalar
+from memsim.optimizers.step import Tape, register_step, scalar
+from memsim.optimizers.step_event import StepEvent
 from memsim.optimizers.torch_optim.forms import TORCH
 from memsim.tensors import TensorSpec
 

@@ -8,7 +8,8 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, StepEvent, Tape, by_dtype, register_step, scalar
+from memsim.optimizers.step import Frame, Tape, by_dtype, register_step, scalar
+from memsim.optimizers.step_event import StepEvent
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
     F32,
