@@ -9,7 +9,7 @@ from __future__ import annotations
 from memsim.optimizers.step import register_unmodelled_step
 
 _TORCHAO = (
-    "torchao compiles the update of each parameter (torch.compile of single_param_adam, torchao/optim/adam.py:149 "
+    "torchao compiles the update of each parameter (torch.compile of single_param_adam, torchao/optim/adam.py:142 "
     "@0.18.0), and TorchInductor decides which of its float32 copies, block maxima and codes are made"
 )
 
@@ -17,8 +17,8 @@ for _name in ("Adam8bit", "AdamW8bit", "Adam4bit", "AdamW4bit", "AdamFp8", "Adam
     register_unmodelled_step(f"torchao.optim.{_name}", _TORCHAO)
 register_unmodelled_step(
     "kron_torch.Kron",
-    "torch.compile makes the kernels of its preconditioners (kron_torch/kron.py @0.3.3), a draw decides at which steps "
-    "they are updated, and opt_einsum in which order their factors are multiplied",
+    "its preconditioners are updated and applied by compiled functions (kron_torch/kron.py @0.3.3), and "
+    "a draw decides at which steps they are balanced",
 )
 register_unmodelled_step("torch_xla.amp.syncfree.AdamW", "XLA compiles the whole step and decides what is made")
 register_unmodelled_step(

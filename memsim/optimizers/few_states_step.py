@@ -13,7 +13,7 @@ from memsim.optimizers.step import Tape, register_step
 from memsim.tensors import TensorSpec
 
 
-@register_step("came_pytorch.CAME", source="came_pytorch/CAME.py:71-167")
+@register_step("came_pytorch.CAME", source="came_pytorch/CAME.py:70-174")
 def came_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other, in float32."""
     v = variables(tape, "grad", "update", "res", "res_approx")
@@ -44,7 +44,7 @@ def came_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) 
         v.update.neg()
 
 
-@register_step("adam_mini.Adam_mini", source="adam_mini/adam_mini.py:211-400")
+@register_step("adam_mini.Adam_mini", source="adam_mini/adam_mini.py:211-404")
 def adam_mini_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """One parameter after the other: a bias as in Adam, a matrix by its rows or heads, all else as one block."""
     v = variables(tape, "h", "stepsize", "tmp_lr", "update", "block_numel")

@@ -20,7 +20,7 @@ _IGNORES = (
 _SCALER = " With a float16 loss, the float32 copy of each gradient that is looked through for infinities."
 
 
-@register_step("lomo_optim.Lomo", source="lomo_optim/lomo.py:79-128", ignores=_IGNORES + _SCALER)
+@register_step("lomo_optim.Lomo", source="lomo_optim/lomo.py:80-133", ignores=_IGNORES + _SCALER)
 def lomo_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """The gradient and the weight in float32."""
     for p in parameters:
@@ -33,7 +33,7 @@ def _sgd(p: ShapeTensor) -> None:
     del grad_fp32, p_fp32
 
 
-@register_step("lomo_optim.AdaLomo", source="lomo_optim/adalomo.py:114-213", ignores=_IGNORES)
+@register_step("lomo_optim.AdaLomo", source="lomo_optim/adalomo.py:125-209", ignores=_IGNORES)
 def adalomo_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """The same, and Adafactor's update; the weights' root mean square is assumed to be above `eps[1]` (0.001)."""
     for p in parameters:

@@ -13,7 +13,7 @@ def _triton(args: Arguments) -> str:
     return "the Triton kernel of lion_pytorch has not been read" if args["use_triton"] else ""
 
 
-@register_step("lion_pytorch.Lion", source="lion_pytorch/lion_pytorch.py:15-88", refuses=_triton)
+@register_step("lion_pytorch.Lion", source="lion_pytorch/lion_pytorch.py:60-98", refuses=_triton)
 def lion_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """One parameter after the other, in a function of its own: `exp_avg.clone().mul_(beta1).add(grad).sgn_()`."""
     for p in parameters:
@@ -22,7 +22,7 @@ def lion_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) 
             local.new("update", p, p)
 
 
-@register_step("lion_pytorch.foreach.Lion", source="lion_pytorch/foreach.py:42-98")
+@register_step("lion_pytorch.foreach.Lion", source="lion_pytorch/foreach.py:38-96")
 def foreach_lion_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """Copies of all momenta of a group, which live until the next group's are made."""
     tape.create_state()

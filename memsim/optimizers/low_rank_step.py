@@ -27,7 +27,7 @@ register_unmodelled_step(
 )
 
 
-@register_step("galore_torch.GaLoreAdamW", source="galore_torch/adamw.py:82-142, galore_projector.py", ignores=_SVD)
+@register_step("galore_torch.GaLoreAdamW", source="galore_torch/adamw.py:66-142, galore_projector.py", ignores=_SVD)
 def galore_adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other."""
     for p, v in _each(tape, parameters, args):
@@ -38,7 +38,7 @@ def galore_adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arg
 
 
 @register_step(
-    "galore_torch.GaLoreAdafactor", source="galore_torch/adafactor.py:165-267, galore_projector.py", ignores=_SVD
+    "galore_torch.GaLoreAdafactor", source="galore_torch/adafactor.py:160-267, galore_projector.py", ignores=_SVD
 )
 def galore_adafactor_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other; the learning rate is assumed to be a tensor as in `adafactor.adafactor_step`."""
@@ -73,7 +73,7 @@ def galore_adafactor_step(tape: Tape, parameters: Sequence[ParameterSpec], args:
 
 @register_step(
     "apollo_torch.APOLLOAdamW",
-    source="apollo_torch/apollo.py:114-218, random_projector.py, svd_projector.py",
+    source="apollo_torch/apollo.py:104-219, random_projector.py, svd_projector.py",
     ignores=_SVD + _GROWTH,
 )
 def apollo_adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -92,7 +92,7 @@ def apollo_adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arg
         v.norm_grad = v.scaled_grad
 
 
-@register_step("fira.FiraAdamW", source="fira/fira_adamw.py:66-165, gradient_projection.py", ignores=_SVD + _GROWTH)
+@register_step("fira.FiraAdamW", source="fira/fira_adamw.py:65-166, gradient_projection.py", ignores=_SVD + _GROWTH)
 def fira_adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other; what the projection leaves out is scaled and added."""
     for p, v in _each(tape, parameters, args):

@@ -19,7 +19,11 @@ def _capturable(args: Arguments) -> str:
     return "with capturable=True apex makes flags and scales on the device, which have not been read"
 
 
-@register_step("apex.optimizers.FusedAdam", source="apex/optimizers/fused_adam.py:130-400", refuses=_capturable)
+@register_step(
+    "apex.optimizers.FusedAdam",
+    source="apex/optimizers/fused_adam.py, FusedAdam.step @git 004da4e",
+    refuses=_capturable,
+)
 def apex_fused_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """`torch.zeros_like(p).float()` at the first step; the kernels change everything in place."""
     for p in parameters:
@@ -29,8 +33,14 @@ def apex_fused_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: 
                 state[name] = weight(tape, p).like().float()
 
 
-@register_step("deepspeed.ops.adam.FusedAdam", source="deepspeed/ops/adam/fused_adam.py:90-195")
-@register_step("deepspeed.ops.adam.DeepSpeedCPUAdam", source="deepspeed/ops/adam/cpu_adam.py:100-180")
+@register_step(
+    "deepspeed.ops.adam.FusedAdam",
+    source="deepspeed/ops/adam/fused_adam.py, FusedAdam.step @git 839f091",
+)
+@register_step(
+    "deepspeed.ops.adam.DeepSpeedCPUAdam",
+    source="deepspeed/ops/adam/cpu_adam.py, DeepSpeedCPUAdam.step @git a9a6188",
+)
 def deepspeed_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """The kernels change everything in place."""
     for p in parameters:
@@ -38,7 +48,8 @@ def deepspeed_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: A
 
 
 @register_step(
-    "torchdistx.optimizers.AnyPrecisionAdamW", source="torchdistx/optimizers/anyprecision_optimizer.py:112-182"
+    "torchdistx.optimizers.AnyPrecisionAdamW",
+    source="torchdistx/optimizers/anyprecision_optimizer.py, AnyPrecisionAdamW.step @git 0552f1b",
 )
 def any_precision_adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other; `step` is a tensor on the host, and so are the numbers made of it."""

@@ -16,7 +16,7 @@ register_unmodelled_step(
 )
 
 
-@register_step("muon.SingleDeviceMuon", source="muon.py:5-42,96-107")
+@register_step("muon.SingleDeviceMuon", source="muon.py:5-31,34-41,96-105")
 def single_device_muon_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """One parameter after the other; the update of one lives until the next one's is there."""
     for p in parameters:
@@ -25,7 +25,7 @@ def single_device_muon_step(tape: Tape, parameters: Sequence[ParameterSpec], arg
         del state
 
 
-@register_step("muon.SingleDeviceMuonWithAuxAdam", source="muon.py:5-42,109-115,229-252")
+@register_step("muon.SingleDeviceMuonWithAuxAdam", source="muon.py:5-31,108-113,215-238")
 def muon_with_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """The same, with an Adam step for what Muon does not take."""
     for p in parameters:

@@ -93,14 +93,14 @@ def _each_stable_adamw(tape: Tape, parameters: Sequence[ParameterSpec]) -> None:
 
 
 _CLASSES: tuple[tuple[str, str, Single, Foreach, str, str], ...] = (
-    ("Adam", "adam.py:112-410", _adam, _nothing, "after", ""),
-    ("AdamW", "adamw.py, adam.py:112-410", _adam, _nothing, "after", ""),
-    ("Adan", "adan.py:122-440", _adam, _nothing, "after", ""),
-    ("RAdam", "radam.py:113-440", _rectified_adam, _nothing, "after", _RECTIFIED),
-    ("Ranger", "ranger.py:120-500", _rectified_adam, _nothing, "after", _RECTIFIED + _LOOKAHEAD),
-    ("Lion", "lion.py:100-300", _lion, _each_lion, "", ""),
-    ("SGD", "sgd.py:119-340", _nothing, _nothing, "", ""),
-    ("StableAdamW", "stableadamw.py:136-470", _stable_adamw, _each_stable_adamw, "before", ""),
+    ("Adam", "adam.py:95-453", _adam, _nothing, "after", ""),
+    ("AdamW", "adamw.py, adam.py:95-453", _adam, _nothing, "after", ""),
+    ("Adan", "adan.py:104-546", _adam, _nothing, "after", ""),
+    ("RAdam", "radam.py:96-479", _rectified_adam, _nothing, "after", _RECTIFIED),
+    ("Ranger", "ranger.py:102-561", _rectified_adam, _nothing, "after", _RECTIFIED + _LOOKAHEAD),
+    ("Lion", "lion.py:89-380", _lion, _each_lion, "", ""),
+    ("SGD", "sgd.py:99-421", _nothing, _nothing, "", ""),
+    ("StableAdamW", "stableadamw.py:115-544", _stable_adamw, _each_stable_adamw, "before", ""),
 )
 
 for _name, _lines, _single, _foreach, _counter, _ignored in _CLASSES:

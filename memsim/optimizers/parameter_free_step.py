@@ -27,7 +27,7 @@ def _states(tape: Tape, parameters: Sequence[ParameterSpec]) -> States:
     return [(weight(tape, p), StateTensors(tape, p)) for p in parameters]
 
 
-@register_step("prodigyopt.Prodigy", source="prodigyopt/prodigy.py:98-262")
+@register_step("prodigyopt.Prodigy", source="prodigyopt/prodigy.py:101-272")
 def prodigy_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """One parameter after the other."""
     states = _states(tape, parameters)
@@ -46,7 +46,7 @@ def _denominators(tape: Tape, states: States) -> None:
         tape.variables.denom = state["exp_avg_sq"].sqrt()
 
 
-@register_step("dadaptation.DAdaptAdam", source="dadaptation/dadapt_adam.py:105-263")
+@register_step("dadaptation.DAdaptAdam", source="dadaptation/dadapt_adam.py:104-253")
 def dadapt_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """One parameter after the other; both loops share the denominator."""
     states = _states(tape, parameters)
@@ -58,7 +58,7 @@ def dadapt_adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argu
     tape.after_groups(1, partial(_denominators, tape, states))
 
 
-@register_step("dadaptation.DAdaptSGD", source="dadaptation/dadapt_sgd.py:80-214")
+@register_step("dadaptation.DAdaptSGD", source="dadaptation/dadapt_sgd.py:70-204")
 def dadapt_sgd_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """Three loops at the first step, whose first one squares the gradients; two at later steps."""
     states = _states(tape, parameters)
@@ -83,7 +83,7 @@ def _update_sgd(states: States) -> None:
         state["x0"].sub(state["s"])
 
 
-@register_step("dadaptation.DAdaptLion", source="dadaptation/dadapt_lion.py:66-160")
+@register_step("dadaptation.DAdaptLion", source="dadaptation/dadapt_lion.py:66-158")
 def dadapt_lion_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """One loop."""
     for _, state in _states(tape, parameters):
@@ -93,7 +93,7 @@ def dadapt_lion_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argu
         state["s"].abs().sum()
 
 
-@register_step("dadaptation.DAdaptAdan", source="dadaptation/dadapt_adan.py:113-238")
+@register_step("dadaptation.DAdaptAdan", source="dadaptation/dadapt_adan.py:113-243")
 def dadapt_adan_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other; both loops share the denominator and the update."""
     v = variables(tape, "grad_diff", "grad_grad", "update", "update_update", "denom")
@@ -118,7 +118,7 @@ def _update_adan(tape: Tape, states: States) -> None:
         v.update = state["exp_avg"] + 0.9 * state["exp_avg_diff"]
 
 
-@register_step("dadaptation.DAdaptAdaGrad", source="dadaptation/dadapt_adagrad.py:82-290")
+@register_step("dadaptation.DAdaptAdaGrad", source="dadaptation/dadapt_adagrad.py:79-262")
 def dadapt_adagrad_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other, of dense gradients."""
     states = _states(tape, parameters)

@@ -13,7 +13,7 @@ from memsim.optimizers.rules import Arguments
 from memsim.optimizers.step import Tape, register_step, register_unmodelled_step
 
 
-@register_step("schedulefree.AdamWScheduleFree", source="schedulefree/adamw_schedulefree.py:99-209")
+@register_step("schedulefree.AdamWScheduleFree", source="schedulefree/adamw_schedulefree.py:103-213")
 def adamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """Foreach (its default) and for-loop."""
     tape.create_state()
@@ -31,7 +31,7 @@ def radam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments)
         _denominators(tape, parameters, args)
 
 
-@register_step("schedulefree.SGDScheduleFree", source="schedulefree/sgd_schedulefree.py:104-181")
+@register_step("schedulefree.SGDScheduleFree", source="schedulefree/sgd_schedulefree.py:103-189")
 def sgd_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """Everything is in place."""
     tape.create_state()
@@ -48,13 +48,13 @@ def _denominators(tape: Tape, parameters: Sequence[ParameterSpec], args: Argumen
                 local.new("denom", p)
 
 
-@register_step("schedulefree.AdamWScheduleFreePaper", source="schedulefree/adamw_schedulefree_paper.py:98-214")
+@register_step("schedulefree.AdamWScheduleFreePaper", source="schedulefree/adamw_schedulefree_paper.py:107-216")
 def adamw_paper_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """As `AdamWScheduleFree`."""
     adamw_step(tape, parameters, args)
 
 
-@register_step("schedulefree.AdamWScheduleFreeReference", source="schedulefree/adamw_schedulefree_reference.py:112-205")
+@register_step("schedulefree.AdamWScheduleFreeReference", source="schedulefree/adamw_schedulefree_reference.py:113-199")
 def adamw_reference_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """A denominator, which lives on, and the next point, which does not."""
     with tape.step_frame() as local:
@@ -64,7 +64,7 @@ def adamw_reference_step(tape: Tape, parameters: Sequence[ParameterSpec], args: 
             local.brief(p, name="y")  # y.copy_(x.mul(beta1).add_(z, alpha=1 - beta1))
 
 
-@register_step("schedulefree.SGDScheduleFreeReference", source="schedulefree/sgd_schedulefree_reference.py:105-182")
+@register_step("schedulefree.SGDScheduleFreeReference", source="schedulefree/sgd_schedulefree_reference.py:102-178")
 def sgd_reference_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:  # noqa: ARG001
     """The next point, which is copied."""
     with tape.step_frame() as local:

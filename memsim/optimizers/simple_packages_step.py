@@ -12,15 +12,11 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.gradients import clip_grad_norm_events
 from memsim.optimizers.rules import Arguments
 from memsim.optimizers.shape_tensor import ShapeTensor, StateTensors, weight
-from memsim.optimizers.step import Tape, UnmodelledStepError, register_step, register_unmodelled_step
+from memsim.optimizers.step import Tape, UnmodelledStepError, register_step
 from memsim.tensors import Device
 
-register_unmodelled_step(
-    "ranger21.Ranger21", "it looks at the gradients' values and at the number of the step to choose what to make"
-)
 
-
-@register_step("grokadamw.GrokAdamW", source="grokadamw/grokadamw.py:83-137")
+@register_step("grokadamw.GrokAdamW", source="grokadamw/grokadamw.py:87-135")
 def grokadamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """Copies of three moments on the device, one parameter at a time; new ones on the host take the old ones' place."""
     there: Device = "host" if tape.on_cpu else "device"
@@ -42,7 +38,7 @@ def grokadamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argume
 
 @register_step(
     "adabelief_pytorch.AdaBelief",
-    source="adabelief_pytorch/AdaBelief.py:132-237",
+    source="adabelief_pytorch/AdaBelief.py:128-244",
     ignores="With rectify, a later step is one whose variance is rectified: with the default betas, from the sixth on.",
 )
 def adabelief_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -68,7 +64,7 @@ def adabelief_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argume
             v.denom = state["exp_avg_var"].sqrt()
 
 
-@register_step("adam_atan2_pytorch.AdamAtan2", source="adam_atan2_pytorch/adam_atan2.py:54-150")
+@register_step("adam_atan2_pytorch.AdamAtan2", source="adam_atan2_pytorch/adam_atan2.py:59-139")
 def adam_atan2_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other."""
     v = tape.variables
@@ -87,7 +83,7 @@ def adam_atan2_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argum
 
 @register_step(
     "adam_atan2_pytorch.AdoptAtan2",
-    source="adam_atan2_pytorch/adopt_atan2.py:54-150",
+    source="adam_atan2_pytorch/adopt_atan2.py:55-136",
     ignores="A later step is one that makes no state; the first one updates nothing.",
 )
 def adopt_atan2_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -107,7 +103,7 @@ def adopt_atan2_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argu
         state["m"].mul(1.0 if v.scale is None else v.scale)
 
 
-@register_step("lion_pytorch.cautious_lion.Lion", source="lion_pytorch/cautious_lion.py:43-104")
+@register_step("lion_pytorch.cautious_lion.Lion", source="lion_pytorch/cautious_lion.py:42-97")
 def cautious_lion_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     """One parameter after the other."""
     v = tape.variables

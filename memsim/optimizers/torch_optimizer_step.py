@@ -50,14 +50,14 @@ def _each(
     return decorate
 
 
-@_each("AdaBelief", "torch_optimizer/adabelief.py:96-210", "grad_residual", "denom")
+@_each("AdaBelief", "torch_optimizer/adabelief.py:100-220", "grad_residual", "denom")
 def _adabelief(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, _: Tape) -> None:
     state.create()
     v.grad_residual = grad - state["exp_avg"]
     v.denom = state["max_exp_avg_var" if args["amsgrad"] else "exp_avg_var"].sqrt() / 1.0
 
 
-@_each("AdaBound", "torch_optimizer/adabound.py:94-190", "grad", "denom", "step_size")
+@_each("AdaBound", "torch_optimizer/adabound.py:94-183", "grad", "denom", "step_size")
 def _adabound(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, _: Tape) -> None:
     v.grad = None
     state.create()
@@ -69,7 +69,7 @@ def _adabound(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: 
     v.step_size.neg()
 
 
-@_each("AdaMod", "torch_optimizer/adamod.py:76-155", "denom", "step_size")
+@_each("AdaMod", "torch_optimizer/adamod.py:74-152", "denom", "step_size")
 def _adamod(v: SimpleNamespace, _: ShapeTensor, state: StateTensors, __: Arguments, ___: Tape) -> None:
     state.create()
     v.denom = state["exp_avg_sq"].sqrt()
@@ -81,7 +81,7 @@ def _adamod(v: SimpleNamespace, _: ShapeTensor, state: StateTensors, __: Argumen
 
 @_each(
     "Adafactor",
-    "torch_optimizer/adafactor.py:100-225",
+    "torch_optimizer/adafactor.py:123-218",
     "lr",
     "update",
     ignores="With scale_parameter, the weights' root mean square is assumed to be above eps2[1] (0.001).",
@@ -112,7 +112,7 @@ def _factors(row: ShapeTensor, column: ShapeTensor) -> None:
     del r_factor, c_factor
 
 
-@_each("AggMo", "torch_optimizer/aggmo.py:75-105")
+@_each("AggMo", "torch_optimizer/aggmo.py:71-105")
 def _aggmo(_: SimpleNamespace, __: ShapeTensor, state: StateTensors, ___: Arguments, ____: Tape) -> None:
     state.create()
 
@@ -123,7 +123,7 @@ def _keeps_graph(args: Arguments) -> str:
     return "with weight_decay it adds the parameter itself outside no_grad, so that autograd keeps every step's graph"
 
 
-@_each("Apollo", "torch_optimizer/apollo.py:82-150", "delta_grad", "denom", "v_sq", "delta", refuses=_keeps_graph)
+@_each("Apollo", "torch_optimizer/apollo.py:76-158", "delta_grad", "denom", "v_sq", "delta", refuses=_keeps_graph)
 def _apollo(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, _: Tape) -> None:
     state.create()
     v.delta_grad = grad - state["exp_avg_grad"]
@@ -134,7 +134,7 @@ def _apollo(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Ar
     state["exp_avg_grad"].div(v.denom)
 
 
-@_each("DiffGrad", "torch_optimizer/diffgrad.py:74-135", "previous_grad", "denom", "diff", "dfc", "exp_avg1")
+@_each("DiffGrad", "torch_optimizer/diffgrad.py:68-145", "previous_grad", "denom", "diff", "dfc", "exp_avg1")
 def _diffgrad(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, _: Arguments, __: Tape) -> None:
     state.create()
     v.previous_grad = state["previous_grad"]
@@ -145,7 +145,7 @@ def _diffgrad(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, _: Arg
     v.exp_avg1 = state["exp_avg"] * v.dfc
 
 
-@_each("LARS", "torch_optimizer/lars.py:108-170", "d_p", "p_norm", "g_norm", "lars_lr")
+@_each("LARS", "torch_optimizer/lars.py:112-166", "d_p", "p_norm", "g_norm", "lars_lr")
 def _lars(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, tape: Tape) -> None:
     v.d_p = grad
     v.p_norm = grad.norm()
@@ -167,7 +167,7 @@ def _momentum(v: SimpleNamespace, state: StateTensors, args: Arguments, tape: Ta
     v.d_p = v.d_p.add(state["momentum_buffer"]) if args["nesterov"] else state["momentum_buffer"]
 
 
-@_each("SGDW", "torch_optimizer/sgdw.py:74-125", "d_p")
+@_each("SGDW", "torch_optimizer/sgdw.py:74-122", "d_p")
 def _sgdw(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, tape: Tape) -> None:
     v.d_p = grad
     _momentum(v, state, args, tape)
@@ -175,7 +175,7 @@ def _sgdw(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Argu
 
 @_each(
     "Lamb",
-    "torch_optimizer/lamb.py:80-155",
+    "torch_optimizer/lamb.py:82-158",
     "weight_norm",
     "adam_step",
     "adam_norm",
@@ -199,7 +199,7 @@ def _lamb(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Argu
         v.trust_ratio.mul(-1.0)
 
 
-@_each("MADGRAD", "torch_optimizer/madgrad.py:88-180", "rms", "x0", "z", ignores="The constructor makes the state.")
+@_each("MADGRAD", "torch_optimizer/madgrad.py:78-185", "rms", "x0", "z", ignores="The constructor makes the state.")
 def _madgrad(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, _: Tape) -> None:
     if args["momentum"] == 0:
         v.rms = state["grad_sum_sq"].pow(1 / 3)
@@ -211,7 +211,7 @@ def _madgrad(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: A
     v.z = state["x0"].addcdiv(state["s"], v.rms)
 
 
-@_each("NovoGrad", "torch_optimizer/novograd.py:88-160", "norm", "denom")
+@_each("NovoGrad", "torch_optimizer/novograd.py:86-161", "norm", "denom")
 def _novograd(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, tape: Tape) -> None:
     state.create("exp_avg")
     for name in ("exp_avg_sq", "max_exp_avg_sq"):
@@ -223,7 +223,7 @@ def _novograd(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: 
     v.denom = state["max_exp_avg_sq" if args["amsgrad"] else "exp_avg_sq"].sqrt()
 
 
-@_each("PID", "torch_optimizer/pid.py:68-130", "g_buf")
+@_each("PID", "torch_optimizer/pid.py:71-125", "g_buf")
 def _pid(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, tape: Tape) -> None:
     if args["momentum"] == 0:
         return
@@ -234,8 +234,8 @@ def _pid(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Argum
         state["grad_buffer"] = grad.clone()
 
 
-@_each("QHAdam", "torch_optimizer/qhadam.py:90-165", "d_p_sq", "avg_grad", "avg_grad_rms")
-@_each("RangerQH", "pytorch_ranger/rangerqh.py:100-185", "d_p_sq", "avg_grad", "avg_grad_rms")
+@_each("QHAdam", "torch_optimizer/qhadam.py:78-153", "d_p_sq", "avg_grad", "avg_grad_rms")
+@_each("RangerQH", "pytorch_ranger/rangerqh.py:90-176", "d_p_sq", "avg_grad", "avg_grad_rms")
 def _qhadam(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, _: Arguments, __: Tape) -> None:
     v.d_p_sq = grad.mul(grad)
     state.create()
@@ -243,13 +243,13 @@ def _qhadam(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, _: Argum
     v.avg_grad_rms = state["exp_avg_sq"].mul(1.0)
 
 
-@_each("QHM", "torch_optimizer/qhm.py:80-125")
+@_each("QHM", "torch_optimizer/qhm.py:78-118")
 def _qhm(_: SimpleNamespace, __: ShapeTensor, state: StateTensors, ___: Arguments, ____: Tape) -> None:
     state.create()
 
 
-@_each("RAdam", "torch_optimizer/radam.py:88-180", "grad", "p_data_fp32", "denom", ignores=_LATER)
-@_each("Ranger", "pytorch_ranger/ranger.py:125-215", "grad", "p_data_fp32", "denom", ignores=_LATER)
+@_each("RAdam", "torch_optimizer/radam.py:89-184", "grad", "p_data_fp32", "denom", ignores=_LATER)
+@_each("Ranger", "pytorch_ranger/ranger.py:121-216", "grad", "p_data_fp32", "denom", ignores=_LATER)
 def _radam(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, _: Arguments, tape: Tape) -> None:
     v.grad = grad.float()
     v.p_data_fp32 = grad.float()
@@ -259,7 +259,7 @@ def _radam(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, _: Argume
 
 
 @_each(
-    "RangerVA", "pytorch_ranger/ranger913A.py:80-190", "grad", "p_data_fp32", "grad_tmp", "denomc", "denomf", "denom"
+    "RangerVA", "pytorch_ranger/ranger913A.py:78-202", "grad", "p_data_fp32", "grad_tmp", "denomc", "denomf", "denom"
 )
 def _ranger_va(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, _: Tape) -> None:
     v.grad = grad.float()
@@ -274,7 +274,7 @@ def _ranger_va(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args:
         v.denom = state["exp_avg_sq"].sqrt()
 
 
-@_each("Yogi", "torch_optimizer/yogi.py:78-140", "grad", "grad_squared", "denom")
+@_each("Yogi", "torch_optimizer/yogi.py:76-148", "grad", "grad_squared", "denom")
 def _yogi(v: SimpleNamespace, grad: ShapeTensor, state: StateTensors, args: Arguments, _: Tape) -> None:
     v.grad = None
     state.create()
