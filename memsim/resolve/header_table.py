@@ -52,6 +52,7 @@ def spec_from_headers(
     keep = quantized or (mixed and not dtype_asked and family is None)
     loaded = {canonical_name(name): tensor for name, tensor in found.checkpoint.tensors.items()}
     tensors = loaded if keep else {name: _cast(name, tensor, dtype, family or {}) for name, tensor in loaded.items()}
+    dtypes = () if keep else (*dtype_notes, *(_float32_notes(found, dtype) if family is None else ()))
     table, tied_notes = _table(found, tensors, quantized=quantized)
     return ModelSpec(
         name=found.name,
@@ -65,8 +66,7 @@ def spec_from_headers(
             *found.notes,
             reason,
             *_notes(found, keep, quantized),
-            *(() if keep else dtype_notes),
-            *(_float32_notes(found, dtype) if family is None and not keep else ()),
+            *dtypes,
             *_expert_notes(loaded),
             *tied_notes,
         ),
