@@ -10,7 +10,7 @@ from memsim.cli.options import complete_optimizer
 from memsim.cli.output import Output, output_options
 from memsim.errors import UsageError
 from memsim.model import ParameterSpec
-from memsim.optimizers import OptimizerState, derive_state, names, resolve_optimizer, rules
+from memsim.optimizers import OptimizerState, derive_state, names, resolve_optimizer, rules, step_source
 from memsim.report.frames import frame_of
 from memsim.report.tables import render_facts, render_rows
 from memsim.tensors import TensorSpec
@@ -94,6 +94,7 @@ def _write_one(name: str, output: Output) -> None:
         **_row(name),
         "other_names": others,
         "arguments": {key: _plain(value) for key, value in optimizer.args.items()},
+        "step": _step(name),
         "state": [row._asdict() for row in state] if state else [],
     }
     output.write(
@@ -101,6 +102,12 @@ def _write_one(name: str, output: Output) -> None:
         data=lambda: facts,
         frame=lambda: frame_of(facts["state"]),
     )
+
+
+def _step(name: str) -> str:
+    """Return where the rule for the temporaries of `step()` was read, or why there is none."""
+    known = step_source(resolve_optimizer(name))
+    return f"{known.source}. {known.ignores}".removesuffix(". ") if known.rule else f"not modelled: {known.reason}"
 
 
 def _plain(value: Any) -> Any:
@@ -115,6 +122,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("source", facts["source"]),
         ("compared", "with the real optimizer's state" if facts["compared"] else f"no, only read: {facts['not_run']}"),
         ("ignores", facts["ignores"]),
+        ("temporaries of step()", facts["step"]),
         ("other names", ", ".join(facts["other_names"])),
         ("arguments", ", ".join(f"{key}={value!r}" for key, value in facts["arguments"].items())),
         ("bytes/parameter", f"{_number(facts['device'])} on the device, {_number(facts['host'])} on the host"),

@@ -12,7 +12,7 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.gradients import clip_grad_norm_events
 from memsim.optimizers.rules import Arguments
 from memsim.optimizers.shape_tensor import ShapeTensor, StateTensors, weight
-from memsim.optimizers.step import Tape, UnmodelledStepError, register_step
+from memsim.optimizers.step import Tape, register_step
 from memsim.tensors import Device
 
 
@@ -39,21 +39,16 @@ def grokadamw_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Argume
 @register_step(
     "adabelief_pytorch.AdaBelief",
     source="adabelief_pytorch/AdaBelief.py:128-244",
+    refused_dtypes={
+        "float16": "AdaBelief replaces float16 weights and gradients by float32 ones inside step(), and back: what the "
+        "model's own storages do then is not modelled (use bfloat16 or float32 weights)"
+    },
     ignores="With rectify, a later step is one whose variance is rectified: with the default betas, from the sixth on.",
 )
 def adabelief_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """One parameter after the other.
-
-    Raises:
-        UnmodelledStepError: float16 weights.
-    """
+    """One parameter after the other."""
     v = tape.variables
     for p in parameters:
-        if p.tensor.dtype == "float16":
-            raise UnmodelledStepError(
-                f"{p.name}: AdaBelief replaces float16 weights and gradients by float32 ones inside step(), and back: "
-                "what the model's own storages do then is not modelled. Use bfloat16 or float32 weights."
-            )
         state = StateTensors(tape, p).create()
         v.grad_residual = weight(tape, p) - state["exp_avg"]
         if args["amsgrad"]:

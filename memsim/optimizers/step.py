@@ -8,9 +8,9 @@ not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from memsim.errors import MemsimError
@@ -33,6 +33,8 @@ class StepSource:
     """Writes the events."""
     source: str = ""
     """File and lines of the code that it mirrors."""
+    refused_dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Why the step is not modelled with weights of a dtype."""
     reason: str = ""
     """Why the step is not modelled."""
     ignores: str = ""
@@ -47,15 +49,20 @@ _STEPS: dict[str, Callable[[Arguments], StepSource]] = {}
 
 
 def register_step(
-    *class_paths: str, source: str, refuses: Callable[[Arguments], str] = lambda _: "", ignores: str = ""
+    *class_paths: str,
+    source: str,
+    refuses: Callable[[Arguments], str] = lambda _: "",
+    refused_dtypes: Mapping[str, str] | None = None,
+    ignores: str = "",
 ) -> Callable[[StepRule], StepRule]:
     """Register the decorated function as the step rule of one or more classes.
 
-    `refuses` returns why the step is not modelled with the given arguments, and an empty string where it is.
+    `refuses` returns why the step is not modelled with the given arguments, and an empty string where it is;
+    `refused_dtypes` says why it is not with weights of a dtype.
     """
 
     def decorate(rule: StepRule) -> StepRule:
-        known = StepSource(rule=rule, source=source, ignores=ignores)
+        known = StepSource(rule=rule, source=source, refused_dtypes=refused_dtypes or {}, ignores=ignores)
 
         def choose(args: Arguments) -> StepSource:
             reason = refuses(args)
@@ -75,14 +82,16 @@ def register_unmodelled_step(class_path: str, reason: str) -> None:
     _STEPS[class_path] = lambda _: StepSource(rule=None, reason=reason)
 
 
-def step_source(optimizer: ResolvedOptimizer) -> StepSource:
-    """Return where the optimizer's step rule comes from; `reason` says why where there is no rule."""
+def step_source(optimizer: ResolvedOptimizer, parameters: Sequence[ParameterSpec] = ()) -> StepSource:
+    """Return where the optimizer's step rule comes from; `reason` says why where there is none for these parameters."""
     path = optimizer.rule.class_path
     if optimizer.args.get("differentiable"):
         return StepSource(rule=None, reason="with differentiable=True autograd keeps what it needs of the step")
     if path not in _STEPS:
         return StepSource(rule=None, reason=f"the temporaries of {path}.step() have not been read yet")
-    return _STEPS[path](optimizer.args)
+    known = _STEPS[path](optimizer.args)
+    refused = {known.refused_dtypes.get(p.tensor.dtype, "") for p in parameters} - {""} if known.refused_dtypes else ()
+    return StepSource(rule=None, reason=min(refused)) if refused else known
 
 
 class Tape:
@@ -359,7 +368,7 @@ def group_step_events(groups: Iterable[Group], *, first_step: bool, on_cpu: bool
     """
     tape = Tape(first_step=first_step, on_cpu=on_cpu)
     for optimizer, parameters in groups:
-        known = step_source(optimizer)
+        known = step_source(optimizer, parameters)
         if known.rule is None:
             raise UnmodelledStepError(f"{optimizer.name}: what step() allocates is not modelled: {known.reason}.")
         tape.begin_group(derive_state(optimizer, parameters))

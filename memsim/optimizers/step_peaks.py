@@ -30,8 +30,8 @@ class StepPeaks:
 
     def unmodelled(self) -> Iterator[tuple[str, str]]:
         """Yield the name of every optimizer whose step is not known, and why."""
-        for optimizer, _ in self._trained():
-            source = step_source(optimizer)
+        for optimizer, parameters in self._trained():
+            source = step_source(optimizer, parameters)
             if source.rule is None:
                 yield optimizer.name, source.reason
 

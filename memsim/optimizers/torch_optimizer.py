@@ -104,7 +104,6 @@ _TABLE: Mapping[str, tuple[str, str] | tuple[str, str, Mapping[str, str]]] = {
 
 _WITHOUT_GRADIENT = "State of parameters without a gradient."
 _IGNORES = {
-    "MADGRAD": _WITHOUT_GRADIENT,
     "Adahessian": _WITHOUT_GRADIENT,
     "Lamb": "Weights or updates whose norm is zero: their trust ratio is a Python number.",
 }
@@ -115,6 +114,7 @@ for _name, (_source, *_entries) in _TABLE.items():
         arguments=_ARGUMENTS[_name],
         source=_source,
         ignores=_IGNORES.get(_name, ""),
+        created="constructor" if _name == "MADGRAD" else "first step",
         **_FACTS,
     )(table_rule(*_entries))
 
