@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from memsim.errors import UnknownNameError, UsageError
-from memsim.tensors import ITEMSIZES, TensorSpec
+from memsim.tensors import ITEMSIZES
 from memsim.typed import check_fields
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 """What a user may ask for."""
-FLOATING_DTYPES = ("auto", *(dtype for dtype in ITEMSIZES if TensorSpec((), dtype).is_floating_point))
+RESOLVED_DTYPES = ("auto", *(dtype for dtype in ITEMSIZES if not dtype.startswith("python:")))
 """What the weights of a model that was resolved may be of."""
 MAX_LABELS = 10**6
 """Labels of a classification head: thirty times as many as any published model has."""
@@ -125,7 +125,7 @@ class TrainingConfig:
 
 _WORDS: dict[str, tuple[str, ...]] = {
     "task": tuple(TASKS),
-    "dtype": FLOATING_DTYPES,
+    "dtype": RESOLVED_DTYPES,
     "autocast": get_args(AutocastDtype),
     "attn_implementation": get_args(AttnImplementation),
 }

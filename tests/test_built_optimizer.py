@@ -82,6 +82,14 @@ def test_a_class_that_memsim_does_not_know_is_an_error_and_not_its_parent():
         memsim.estimate(module, optimizer=Mine(module.parameters()))
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "complex64", "float64"])
+def test_a_module_may_be_of_any_dtype(dtype):
+    module = torch.nn.Linear(8, 4, bias=False, device="meta").to(getattr(torch, dtype))
+    estimate = memsim.estimate(module, optimizer="none")
+    assert estimate.config.dtype == dtype
+    assert estimate.static.parameter_bytes == 8 * 4 * module.weight.element_size()
+
+
 def test_parameters_of_another_model_are_an_error():
     with pytest.raises(memsim.MemsimError, match="not the model's"):
         memsim.estimate(model(), optimizer=torch.optim.Adam(model().parameters()))
