@@ -48,6 +48,19 @@ TASKS: dict[str, str] = {
 """Task names of `--task` and the `transformers` auto class that builds each."""
 
 
+LABEL_TASKS = (
+    "sequence-classification",
+    "token-classification",
+    "question-answering",
+    "image-classification",
+    "semantic-segmentation",
+    "audio-classification",
+    "audio-frame-classification",
+    "audio-xvector",
+)
+"""Tasks whose classes read `num_labels` (transformers 5.24); that of multiple-choice gives each choice one number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
     """Parameters that another optimizer, or the same with other arguments, trains."""

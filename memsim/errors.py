@@ -26,6 +26,17 @@ class UnknownNameError(UsageError):
         super().__init__(f"unknown {kind} {shown(given)}.{near}{' ' + hint if hint else ''}")
 
 
+class NoLabelsError(UsageError):
+    """A number of labels for a class that has no head of that size."""
+
+    def __init__(self, model_class: str, num_labels: int, tasks: Iterable[str]) -> None:
+        listed = ", ".join(tasks)
+        super().__init__(
+            f"{model_class} has no head with a number of labels, so num_labels {num_labels} would change nothing.\n"
+            + (f"Leave it out, or choose a task that takes it: {listed}." if listed else "Leave it out.")
+        )
+
+
 class ModelError(MemsimError):
     """The model could not be resolved to a parameter table."""
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from memsim.catalog.folding import KEPT_IN_FLOAT32, NUM_LABELS, Leaf, Node, Row, expand
 from memsim.config import TASKS, WEIGHT_DTYPES
-from memsim.errors import ModelError, UnknownNameError
+from memsim.errors import ModelError, NoLabelsError, UnknownNameError
 from memsim.model import BufferSpec, ModelSpec, ParameterSpec, ParameterTable
-from memsim.resolve.labels import no_labels_error
 from memsim.tensors import TensorSpec
 
 
@@ -91,7 +90,7 @@ class CatalogEntry:
             raise ModelError(f"{table['class']} of {self.id} takes {self.num_labels} labels only, not {num_labels}.")
         if num_labels is not None and not (table.get("num_labels_fixed") or self._takes_labels(table)):
             having = [t for t in self.tasks if self._takes_labels(self._table(t))]
-            raise no_labels_error(f"{table['class']} of {self.id}", num_labels, having)
+            raise NoLabelsError(f"{table['class']} of {self.id}", num_labels, having)
         if dtype not in WEIGHT_DTYPES:
             raise UnknownNameError("dtype", dtype, WEIGHT_DTYPES, f"Allowed: {', '.join(WEIGHT_DTYPES)}.")
         weights = (self.dtype or "float32") if dtype == "auto" else dtype

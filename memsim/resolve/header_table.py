@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from memsim.errors import MissingPackageError
+from memsim.config import LABEL_TASKS
+from memsim.errors import MissingPackageError, NoLabelsError
 from memsim.model import BufferSpec, ModelSpec, ParameterSpec, ParameterTable
 from memsim.resolve.float32 import KEPT_WITH, float32_patterns
 from memsim.resolve.found import FoundModel
-from memsim.resolve.labels import LABEL_TASKS, no_labels_error
 from memsim.resolve.naming import canonical_name, is_buffer, own_task, owner_classes, shown_name, tied_pair
 from memsim.tensors import TensorSpec
 
@@ -106,7 +106,7 @@ def _check_own(found: FoundModel, model_class: str, own: str, task: str | None, 
             f"{f' ({own})' if own else ''}, not {task}.\n{install}"
         )
     if num_labels is not None and own and own not in LABEL_TASKS:
-        raise no_labels_error(model_class, num_labels, ())
+        raise NoLabelsError(model_class, num_labels, ())
     labels = found.config.get("id2label")
     own_labels = len(labels) if isinstance(labels, dict) else found.config.get("num_labels", 2)
     if num_labels is not None and num_labels != own_labels:
