@@ -619,7 +619,7 @@ def test_a_number_of_labels_that_would_change_nothing_is_refused_with_the_tasks_
         assert "choose a task that takes it: sequence-classification, token-classification" in said
     assert resolve(saved / "resnet", num_labels=3).model_class == "ResNetForImageClassification"
     bert, resnet = without_torch((saved / "bert", {"num_labels": 3}), (saved / "resnet", {"num_labels": 3}))
-    assert bert[0] == "UsageError"
+    assert bert[0] == "NoLabelsError"
     assert "BertForMaskedLM has no head with a number of labels" in bert[1]
     assert resnet[0] == "MissingPackageError"
 

@@ -1,19 +1,6 @@
 """Optimizer rules: from parameter shapes and dtypes to the exact state of every optimizer memsim knows."""
 
-from memsim.optimizers import compiled_step as _compiled_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import few_states_step as _few_states_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import fused_backward_step as _fused_backward_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import lion_step as _lion_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import low_rank_step as _low_rank_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import master_weights_step as _master_weights_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import muon_step as _muon_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import names as _names  # noqa: F401  (names.py imports and registers every family)
-from memsim.optimizers import optimi_step as _optimi_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import parameter_free_step as _parameter_free_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import pytorch_optimizer_step as _pytorch_optimizer_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import schedulefree_step as _schedulefree_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import simple_packages_step as _simple_packages_step  # noqa: F401  (registers its steps)
-from memsim.optimizers import torch_optimizer_step as _torch_optimizer_step  # noqa: F401  (registers its steps)
+from memsim.optimizers import names as _names  # noqa: F401  (registers torch, transformers and bitsandbytes)
 from memsim.optimizers.grouping import Assignment, assign, resolve_groups, state_of
 from memsim.optimizers.registry import (
     OptimizerName,

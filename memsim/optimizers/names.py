@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsim.optimizers import adafactor, bitsandbytes, third_party_names, torch_optim  # noqa: F401  (registers rules)
-from memsim.optimizers.registry import OptimizerName, names, register_names, rules
+from memsim.optimizers import adafactor, bitsandbytes, torch_optim  # noqa: F401  (registers rules)
+from memsim.optimizers.registry import OptimizerName, known_names, known_rules, register_names
 
 
 def _trainer(name: str, class_path: str, args: Mapping[str, Any], unbuildable: str = "") -> OptimizerName:
@@ -70,11 +70,15 @@ register_names(_TRAINER_TRANSFORMERS)
 register_names(_TRAINER_BITSANDBYTES)
 
 
+_NOT_THE_CLASS = frozenset({"muon"})
+"""Short names that mean something else: `muon` is Muon for matrices with AdamW for the rest (third_party_names.py)."""
+
+
 def _class_names(module: str) -> Iterator[OptimizerName]:
     """Yield the classes of a module by their own names in lower case, as far as the names are still free."""
-    for class_path in rules():
+    for class_path in known_rules():
         owner, _, name = class_path.rpartition(".")
-        if owner == module and name.lower() not in names():
+        if owner == module and name.lower() not in {*known_names(), *_NOT_THE_CLASS}:
             yield OptimizerName(name=name.lower(), class_path=class_path)
 
 

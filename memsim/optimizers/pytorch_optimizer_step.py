@@ -13,7 +13,7 @@ from typing import Any
 
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
-from memsim.optimizers.registry import rules
+from memsim.optimizers.registry import known_rules
 from memsim.optimizers.rules import Arguments
 from memsim.optimizers.step import Frame, Tape, register_step, register_unmodelled_step
 
@@ -77,7 +77,7 @@ def _by_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpe
 
 def _refuses(class_path: str, args: Arguments) -> str:
     """Return the first argument that asks for another form than the one that was read."""
-    for key, default in rules()[class_path].arguments.items():
+    for key, default in known_rules()[class_path].arguments.items():
         usual: Any = None if isinstance(default, Optional) else default
         if key not in _HARMLESS and args[key] != usual:
             return f"its step has been read for {key}={usual!r} only"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -73,14 +74,31 @@ def register_names(names: Iterable[OptimizerName]) -> None:
         _NAMES[name.name] = name
 
 
+def known_rules() -> Mapping[str, OptimizerRule]:
+    """Return the rules that are registered so far."""
+    return _RULES
+
+
+def known_names() -> Mapping[str, OptimizerName]:
+    """Return the names that are registered so far."""
+    return _NAMES
+
+
 def rules() -> Mapping[str, OptimizerRule]:
     """Return every rule by class path."""
+    _register_all()
     return _RULES
 
 
 def names() -> Mapping[str, OptimizerName]:
     """Return every name that is not a class path."""
+    _register_all()
     return _NAMES
+
+
+def _register_all() -> None:
+    """Import the rules that most estimates do not need."""
+    importlib.import_module("memsim.optimizers.third_party")
 
 
 def resolve_optimizer(name: str, args: Arguments | None = None, impl: str | None = None) -> ResolvedOptimizer:
@@ -105,8 +123,12 @@ def resolve_optimizer(name: str, args: Arguments | None = None, impl: str | None
 
 def _find(name: str) -> OptimizerName:
     """Return what a class path, or a name in another case than its own, stands for."""
+    if name not in _RULES:
+        _register_all()
     if name in _RULES:
         return OptimizerName(name=name, class_path=name)
+    if name in _NAMES:
+        return _NAMES[name]
     # `Adafactor` is the spelling of torch's class, and `adafactor` the Trainer's name for another one.
     spelled = [f"{module}.{name}" for module in ("torch.optim", "bitsandbytes.optim") if f"{module}.{name}" in _RULES]
     spelled = spelled or _same_class(name)
