@@ -28,17 +28,21 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         """Return the spec that the other finders give, its loader set to call back."""
         if fullname not in self._waiting:
             return None
-        callback = self._waiting.pop(fullname)
         for finder in sys.meta_path:
             if finder is self:
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    _call_after(spec.loader, callback)
+                    _call_after(spec.loader, functools.partial(self._arrived, fullname))
                 return spec
-        self._waiting[fullname] = callback  # not there now; a later import may find it
         return None
+
+    def _arrived(self, fullname: str, module: ModuleType) -> None:
+        # Only now: whoever asks importlib.util.find_spec whether a package is there gets a spec and imports nothing.
+        callback = self._waiting.pop(fullname, None)
+        if callback is not None:
+            callback(module)
 
 
 def _call_after(loader: Any, callback: Callback) -> None:

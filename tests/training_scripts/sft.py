@@ -1,0 +1,67 @@
+"""TRL's SFT with LoRA, in the style of trl/scripts/sft.py; --quantize loads the base in 4 bits (QLoRA)."""
+
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, prepare_model_for_kbit_training
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from trl import SFTConfig, SFTTrainer
+
+quantize = "--quantize" in sys.argv
+base = Path("base-model")
+words = ["<pad>", "<eos>", "<unk>", *(f"word{n}" for n in range(997))]
+words_of = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+words_of.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words_of, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+config = LlamaConfig(
+    vocab_size=1000,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    pad_token_id=0,
+    eos_token_id=1,
+)
+LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(base)
+tokenizer.save_pretrained(base)
+
+quantization = BitsAndBytesConfig(
+    load_in_4bit=True,
+    bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True,
+    bnb_4bit_compute_dtype=torch.bfloat16,
+)
+model = AutoModelForCausalLM.from_pretrained(
+    base, dtype=torch.bfloat16, quantization_config=quantization if quantize else None, device_map={"": 0}
+)
+if quantize:
+    model = prepare_model_for_kbit_training(model)
+dataset = Dataset.from_list([{"text": " ".join(f"word{(n + k) % 997}" for k in range(60))} for n in range(64)])
+trainer = SFTTrainer(
+    model=model,
+    args=SFTConfig(
+        output_dir="sft",
+        per_device_train_batch_size=4,
+        max_length=64,
+        max_steps=10,
+        logging_steps=1,
+        bf16=True,
+        report_to="none",
+        optim="paged_adamw_8bit" if quantize else "adamw_torch",
+    ),
+    train_dataset=dataset,
+    processing_class=tokenizer,
+    peft_config=LoraConfig(r=16, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+)
+trainer.train()
+trainer.save_model()
