@@ -8,9 +8,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, by_dtype, register_step
+from memsim.optimizers.step import Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
-from memsim.optimizers.torch_optim.tape import count_steps, decay_each, form_of, negate_and_decay, negate_each
+from memsim.optimizers.torch_optim.tape import count_steps, decay_each, negate_and_decay, negate_each, register_forms
 
 _ARGUMENTS = {
     "lr": 1.0,
@@ -28,16 +28,6 @@ _ARGUMENTS = {
 def adadelta(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Running averages of the squared gradient and of the squared update."""
     return (step_entry(args), like("square_avg", parameter), like("acc_delta", parameter))
-
-
-@register_step("torch.optim.Adadelta", source="torch/optim/adadelta.py:245-410")
-def adadelta_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop and foreach."""
-    tape.create_state()
-    if form_of(tape, args) == "foreach":
-        _multi(tape, parameters, args)
-    else:
-        _single(tape, parameters, args)
 
 
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -58,3 +48,6 @@ def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> 
             decay_each(local, group, args)
             local.new_each("std", group)
             local.new_each("deltas", group)
+
+
+register_forms("torch.optim.Adadelta", source="torch/optim/adadelta.py:245-410", single=_single, multi=_multi)

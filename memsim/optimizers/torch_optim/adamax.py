@@ -8,16 +8,16 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, by_dtype, register_step
+from memsim.optimizers.step import Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
     ONE_MINUS_POWER,
     count_steps,
     decay_each,
-    form_of,
     negate_and_decay,
     negate_each,
     promoted,
+    register_forms,
     scalars,
 )
 
@@ -37,16 +37,6 @@ _ARGUMENTS = {
 def adamax(parameter: ParameterSpec, args: Arguments) -> Entries:
     """A moment and a running maximum in the parameter's dtype."""
     return (step_entry(args), like("exp_avg", parameter), like("exp_inf", parameter))
-
-
-@register_step("torch.optim.Adamax", source="torch/optim/adamax.py:226-400")
-def adamax_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop and foreach."""
-    tape.create_state()
-    if form_of(tape, args) == "foreach":
-        _multi(tape, parameters, args)
-    else:
-        _single(tape, parameters, args)
 
 
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -72,3 +62,6 @@ def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> 
             if capturable:
                 local.new_each("bias_corrections", scalars(group))
                 local.new_each("denom", map(promoted, group))
+
+
+register_forms("torch.optim.Adamax", source="torch/optim/adamax.py:226-400", single=_single, multi=_multi)

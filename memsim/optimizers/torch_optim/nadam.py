@@ -8,17 +8,17 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, Tape, by_dtype, register_step
+from memsim.optimizers.step import Frame, Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
     F32,
     ONE_MINUS_POWER,
     count_steps,
     decay_each,
-    form_of,
     negate_and_decay,
     negate_each,
     promoted,
+    register_forms,
     scalars,
 )
 
@@ -41,16 +41,6 @@ def nadam(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Adam's two moments, and the product of the momenta so far as a second scalar."""
     scalars = (step_entry(args), step_entry(args, "mu_product"))
     return (*scalars, like("exp_avg", parameter), like("exp_avg_sq", parameter))
-
-
-@register_step("torch.optim.NAdam", source="torch/optim/nadam.py:281-600")
-def nadam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop and foreach."""
-    tape.create_state()
-    if form_of(tape, args) == "foreach":
-        _multi(tape, parameters, args)
-    else:
-        _single(tape, parameters, args)
 
 
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -114,3 +104,6 @@ def _capturable_factors(local: Frame, group: Sequence[ParameterSpec]) -> None:
     local.alias("step_size_expavg", "mu_nexts")
     local.forget("denom")
     local.new_each("numerator", map(promoted, group))
+
+
+register_forms("torch.optim.NAdam", source="torch/optim/nadam.py:281-600", single=_single, multi=_multi)

@@ -8,7 +8,7 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, Tape, by_dtype, register_step, scalar
+from memsim.optimizers.step import Frame, Tape, by_dtype, scalar
 from memsim.optimizers.step_event import StepEvent
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
@@ -16,10 +16,10 @@ from memsim.optimizers.torch_optim.tape import (
     ONE_MINUS_POWER,
     count_steps,
     decay_each,
-    form_of,
     negate_and_decay,
     negate_each,
     promoted,
+    register_forms,
     scalars,
 )
 
@@ -40,20 +40,6 @@ _ARGUMENTS = {
 def radam(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Adam's two moments."""
     return (step_entry(args), like("exp_avg", parameter), like("exp_avg_sq", parameter))
-
-
-@register_step("torch.optim.RAdam", source="torch/optim/radam.py:256-570")
-def radam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop and foreach.
-
-    Later steps are those after the fifth, when the variance is tractable and the update is rectified
-    (`rho_t > 5`, radam.py:340); steps 2 to 5 hold less.
-    """
-    tape.create_state()
-    if form_of(tape, args) == "foreach":
-        _multi(tape, parameters, args)
-    else:
-        _single(tape, parameters, args)
 
 
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -178,3 +164,13 @@ def _where_each(local: Frame, name: str, group: Sequence[ParameterSpec], *, numb
         chosen.append(local.open(F32, parameter=p.name, name=name))
         local.end(*reversed(choices), condition)
     local.receive(name, *chosen)
+
+
+register_forms(
+    "torch.optim.RAdam",
+    source="torch/optim/radam.py:256-570",
+    single=_single,
+    multi=_multi,
+    ignores="Later steps are those after the fifth, when the update is rectified (`rho_t > 5`, radam.py:340); "
+    "steps 2 to 5 hold less.",
+)

@@ -8,9 +8,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, by_dtype, register_step
+from memsim.optimizers.step import Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
-from memsim.optimizers.torch_optim.tape import count_steps, decay_each, form_of, negate_and_decay, negate_each
+from memsim.optimizers.torch_optim.tape import count_steps, decay_each, negate_and_decay, negate_each, register_forms
 
 _ARGUMENTS = {
     "lr": 1e-2,
@@ -37,16 +37,6 @@ def rmsprop(parameter: ParameterSpec, args: Arguments) -> Entries:
     return (step_entry(args), *(like(name, parameter) for name in names))
 
 
-@register_step("torch.optim.RMSprop", source="torch/optim/rmsprop.py:265-460")
-def rmsprop_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop and foreach."""
-    tape.create_state()
-    if form_of(tape, args) == "foreach":
-        _multi(tape, parameters, args)
-    else:
-        _single(tape, parameters, args)
-
-
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     with tape.frame() as local:
         for p in parameters:
@@ -62,3 +52,6 @@ def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> 
             count_steps(tape, local, on_device=args["capturable"])
             decay_each(local, group, args)
             local.new_each("avg", group)
+
+
+register_forms("torch.optim.RMSprop", source="torch/optim/rmsprop.py:265-460", single=_single, multi=_multi)

@@ -8,9 +8,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, Tape, by_dtype, register_step
+from memsim.optimizers.step import Frame, Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
-from memsim.optimizers.torch_optim.tape import assign_where, count_steps, form_of, negate_and_decay, where_number
+from memsim.optimizers.torch_optim.tape import assign_where, count_steps, negate_and_decay, register_forms, where_number
 
 _ARGUMENTS = {
     "lr": 1e-2,
@@ -27,20 +27,6 @@ _ARGUMENTS = {
 def rprop(parameter: ParameterSpec, args: Arguments) -> Entries:
     """The previous gradient and a step size for every element."""
     return (step_entry(args), like("prev", parameter), like("step_size", parameter))
-
-
-@register_step("torch.optim.Rprop", source="torch/optim/rprop.py:223-410")
-def rprop_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop and foreach.
-
-    A parameter without dimensions takes 8 bytes that depend on how its gradient's sign changes: later steps assume that
-    it stays the same.
-    """
-    tape.create_state()
-    if form_of(tape, args) == "foreach":
-        _multi(tape, parameters, args)
-    else:
-        _single(tape, parameters, args)
 
 
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -79,3 +65,13 @@ def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> 
                 where_number(local, p, "grad")
             local.forget("signs")
             local.new_each("grad_signs", group)
+
+
+register_forms(
+    "torch.optim.Rprop",
+    source="torch/optim/rprop.py:223-410",
+    single=_single,
+    multi=_multi,
+    ignores="A parameter without dimensions takes 8 bytes that depend on how its gradient's sign changes: "
+    "it is assumed to stay.",
+)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from memsim.model import ParameterSpec
 from memsim.optimizers.rules import Arguments
-from memsim.optimizers.step import Frame, Tape, scalar
+from memsim.optimizers.step import Frame, StepRule, Tape, register_step, scalar
 from memsim.optimizers.torch_optim.forms import Form, chosen_form
 from memsim.tensors import TensorSpec
 
@@ -28,6 +28,16 @@ def form_of(tape: Tape, args: Arguments) -> Form:
     PyTorch also falls back to the for-loop if one of the parameters is of a tensor subclass, which is not seen here.
     """
     return chosen_form(args, default="for-loop" if tape.on_cpu else "foreach")
+
+
+def register_forms(class_path: str, *, source: str, single: StepRule, multi: StepRule, ignores: str = "") -> None:
+    """Register the step of a class that creates its state first and has a for-loop form and a foreach form."""
+
+    @register_step(class_path, source=source, ignores=ignores)
+    def step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
+        tape.create_state()
+        rule = multi if form_of(tape, args) == "foreach" else single
+        rule(tape, parameters, args)
 
 
 def scalars(group: Sequence[ParameterSpec]) -> list[TensorSpec]:
