@@ -22,8 +22,8 @@ _OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl", "paramete
 _NOT_RECORDED = Unmodeled(
     what="activations, workspaces, CUDA context",
     where="static total",
-    reason="only what stays allocated between steps is counted so far, which batch size, length, autocast, checkpointing "
-    "and attention do not change; the peak of a whole step is higher.",
+    reason="only what stays allocated between steps is counted so far, which batch size, length, autocast, "
+    "checkpointing and attention do not change; the peak of a whole step is higher.",
 )
 
 
