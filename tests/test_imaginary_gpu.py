@@ -90,6 +90,90 @@ print(json.dumps(figures))
     ]
 
 
+def test_the_smallest_block_that_fits_is_split_and_neighbours_merge(on_gpu):  # noqa: F811
+    fragmented, merged = on_gpu(
+        ALLOCATE
+        + """
+def figure():
+    stats, names = torch.cuda.memory_stats(), ("allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+    figures.append([stats[name + ".all.current"] for name in names])
+get("a", 30 * MIB); get("b", 50 * MIB); drop("a", "b"); get("c", 20 * MIB); get("d", 25 * MIB); get("e", 12 * MIB)
+drop("c"); drop("d"); drop("e")
+torch.cuda.empty_cache()
+fragmented, figures = figures, []
+get("a", 4 * MIB); get("b", 4 * MIB); get("c", 4 * MIB); drop("a"); drop("c"); get("d", 6 * MIB); drop("b"); drop("d")
+print(json.dumps([fragmented, figures]))
+"""
+    )
+    in_mib = [[[value / MIB for value in row] for row in rows] for rows in (fragmented, merged)]
+    assert in_mib[0] == [
+        [30, 30, 0],
+        [80, 80, 0],
+        [0, 80, 0],
+        [20, 80, 10],  # from the block of 30
+        [45, 80, 10 + 25],  # from the block of 50
+        [57, 80, 10 + 13],  # the rest of 10 is too small, that of 25 is not
+        [37, 80, 13],  # the block of 30 is whole again, so no longer split
+        [12, 80, 25 + 13],
+        [0, 80, 0],
+    ]
+    assert in_mib[1] == [
+        [4, 20, 16],
+        [8, 20, 12],
+        [12, 20, 8],
+        [8, 20, 4 + 8],
+        [4, 20, 4 + 12],  # with the end of the segment
+        [10, 20, 4 + 6],  # the hole of 4 is too small
+        [6, 20, 8 + 6],
+        [0, 20, 0],
+    ]
+
+
+def test_a_block_recorded_on_another_stream_waits_for_its_events(on_gpu):  # noqa: F811
+    """A GPU whose other streams still work: the stand-in holds its events while `igpu_events_hold` says so."""
+    figures = on_gpu(
+        ALLOCATE
+        + """
+import ctypes
+hold = ctypes.CDLL("libmemsim_device.so").igpu_events_hold
+def figure():
+    stats = torch.cuda.memory_stats()
+    figures.append([stats[name + ".all.current"] for name in ("allocated_bytes", "reserved_bytes", "active_bytes")])
+other, event = torch.cuda.Stream(), torch.cuda.Event()
+get("a", 4 * MIB)
+blocks["a"].record_stream(other)
+place = blocks["a"].data_ptr()
+hold(1)
+drop("a"); get("b", 4 * MIB)
+event.record()
+states = [event.query()]
+hold(0)
+states.append(event.query())
+get("c", 4 * MIB)
+states += [blocks["b"].data_ptr() == place, blocks["c"].data_ptr() == place]
+hold(1)
+event.record()
+states.append(event.query())
+event.synchronize()
+states.append(event.query())
+blocks["b"].record_stream(other)
+drop("b")
+torch.cuda.empty_cache()  # waits for the events, so the place is free; the segment still holds c
+figure()
+print(json.dumps([figures, states]))
+"""
+    )
+    assert figures[0] == [
+        [4 * MIB, 20 * MIB, 4 * MIB],
+        [0, 20 * MIB, 4 * MIB],
+        [4 * MIB, 20 * MIB, 8 * MIB],  # not in the place of the first
+        [8 * MIB, 20 * MIB, 8 * MIB],  # in the place of the first
+        [4 * MIB, 20 * MIB, 8 * MIB],
+        [4 * MIB, 20 * MIB, 4 * MIB],
+    ]
+    assert figures[1] == [False, True, False, True, False, True]
+
+
 @pytest.mark.parametrize(
     ("conf", "script", "expected"),
     [

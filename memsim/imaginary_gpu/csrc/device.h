@@ -65,7 +65,7 @@ int igpu_host_register(void *address, size_t num_bytes);
 int igpu_host_unregister(void *address);
 enum igpu_host_kind igpu_host_find(const void *address);
 
-/* streams.c: everything is done as soon as it is asked for */
+/* streams.c: everything is done as soon as it is asked for, unless events are held */
 typedef struct igpu_stream igpu_stream;
 igpu_stream *igpu_stream_create(unsigned flags, int priority);
 void igpu_stream_destroy(igpu_stream *stream);
@@ -76,8 +76,13 @@ unsigned long long igpu_capture_id(const igpu_stream *stream);     /* 0: not cap
 void igpu_capture_begin(igpu_stream *stream);
 void *igpu_capture_graph(const igpu_stream *stream);
 void *igpu_capture_end(igpu_stream *stream);
-void *igpu_event_create(void);
-void igpu_event_record(void *event);
-double igpu_event_milliseconds(const void *event);
+typedef struct igpu_event igpu_event;
+igpu_event *igpu_event_create(void);
+void igpu_event_record(igpu_event *event);
+int igpu_event_done(const igpu_event *event);
+void igpu_event_wait(const igpu_event *event);
+void igpu_events_finish(void);
+void igpu_events_hold(int hold);   /* 1: events recorded from now on are done when waited for, or when no longer held */
+double igpu_event_milliseconds(const igpu_event *event);
 
 #endif

@@ -240,13 +240,26 @@ int cuStreamGetCtx(igpu_stream *stream, void **context) {
     return cuCtxGetCurrent(context);
 }
 
-int cuEventCreate(void **event, unsigned flags) {
+int cuEventCreate(igpu_event **event, unsigned flags) {
     (void)flags;
     *event = igpu_event_create();
     return CU_OK;
 }
 
-int cuEventDestroy_v2(void *event) {
+int cuEventDestroy_v2(igpu_event *event) {
     free(event);
+    return CU_OK;
+}
+
+int cuEventRecord(igpu_event *event, igpu_stream *stream) {
+    (void)stream;
+    igpu_event_record(event);
+    return CU_OK;
+}
+
+int cuEventQuery(const igpu_event *event) { return igpu_event_done(event) ? CU_OK : CU_NOT_READY; }
+
+int cuEventSynchronize(const igpu_event *event) {
+    igpu_event_wait(event);
     return CU_OK;
 }

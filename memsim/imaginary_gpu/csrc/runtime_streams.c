@@ -1,4 +1,4 @@
-/* libcudart: streams, events, graphs. Everything is finished when the call returns. */
+/* libcudart: streams, events, graphs. Everything is finished when the call returns, but for events that are held. */
 #include "cuda_abi.h"
 #include "device.h"
 #include "runtime.h"
@@ -129,35 +129,52 @@ int cudaGraphGetNodes(void *graph, void **nodes, size_t *num_nodes) {
 }
 
 /* Events */
-int cudaEventCreateWithFlags(void **event, unsigned flags) {
+int cudaEventCreateWithFlags(igpu_event **event, unsigned flags) {
     (void)flags;
     *event = igpu_event_create();
     return runtime_fail(*event ? CU_OK : CU_OUT_OF_MEMORY);
 }
 
-int cudaEventCreate(void **event) { return cudaEventCreateWithFlags(event, 0); }
+int cudaEventCreate(igpu_event **event) { return cudaEventCreateWithFlags(event, 0); }
 
-int cudaEventDestroy(void *event) {
+int cudaEventDestroy(igpu_event *event) {
     free(event);
     return CU_OK;
 }
 
-int cudaEventRecord(void *event, igpu_stream *stream) {
+int cudaEventRecord(igpu_event *event, igpu_stream *stream) {
     (void)stream;
     igpu_event_record(event);
     return CU_OK;
 }
 
-int cudaEventRecordWithFlags(void *event, igpu_stream *stream, unsigned flags) {
+int cudaEventRecordWithFlags(igpu_event *event, igpu_stream *stream, unsigned flags) {
     (void)flags;
     return cudaEventRecord(event, stream);
 }
 
-int cudaEventElapsedTime(float *milliseconds, void *start, void *end) {
+int cudaEventQuery(igpu_event *event) { return runtime_fail(igpu_event_done(event) ? CU_OK : CU_NOT_READY); }
+
+int cudaEventSynchronize(igpu_event *event) {
+    igpu_event_wait(event);
+    return CU_OK;
+}
+
+int cudaDeviceSynchronize(void) {
+    igpu_events_finish();
+    return CU_OK;
+}
+
+int cudaStreamSynchronize(igpu_stream *stream) {
+    (void)stream;
+    return cudaDeviceSynchronize();
+}
+
+int cudaEventElapsedTime(float *milliseconds, igpu_event *start, igpu_event *end) {
     *milliseconds = (float)(igpu_event_milliseconds(end) - igpu_event_milliseconds(start));
     return CU_OK;
 }
 
-int cudaEventElapsedTime_v2(float *milliseconds, void *start, void *end) {
+int cudaEventElapsedTime_v2(float *milliseconds, igpu_event *start, igpu_event *end) {
     return cudaEventElapsedTime(milliseconds, start, end);
 }

@@ -1,4 +1,5 @@
-/* Streams, graph capture and events. Work is done the moment it is asked for, so waiting never waits. */
+/* Streams, graph capture and events. Work is done the moment it is asked for, so waiting never waits.
+ * Only events can be held back, for programs that want to see what PyTorch does while other streams still work. */
 #define _GNU_SOURCE
 #include "device.h"
 #include <stdatomic.h>
@@ -47,11 +48,33 @@ void *igpu_capture_end(igpu_stream *stream) {
     return known(stream)->graph;
 }
 
-void *igpu_event_create(void) { return calloc(1, sizeof(struct timespec)); }
+struct igpu_event {
+    struct timespec time;
+    unsigned long long number; /* 0: not recorded */
+};
 
-void igpu_event_record(void *event) { clock_gettime(CLOCK_MONOTONIC, event); }
+static atomic_int held;
+static atomic_ullong recorded, finished; /* events up to `finished` are done even while events are held */
 
-double igpu_event_milliseconds(const void *event) {
-    const struct timespec *time = event;
-    return (double)time->tv_sec * 1e3 + (double)time->tv_nsec / 1e6;
+igpu_event *igpu_event_create(void) { return calloc(1, sizeof(igpu_event)); }
+
+void igpu_event_record(igpu_event *event) {
+    clock_gettime(CLOCK_MONOTONIC, &event->time);
+    event->number = ++recorded;
+}
+
+int igpu_event_done(const igpu_event *event) { return !held || event->number <= finished; }
+
+/* Streams are not told apart: what was recorded before the event is done as well. */
+void igpu_event_wait(const igpu_event *event) {
+    unsigned long long before = finished;
+    while (before < event->number && !atomic_compare_exchange_weak(&finished, &before, event->number)) {}
+}
+
+void igpu_events_finish(void) { finished = recorded; }
+
+void igpu_events_hold(int hold) { held = hold; }
+
+double igpu_event_milliseconds(const igpu_event *event) {
+    return (double)event->time.tv_sec * 1e3 + (double)event->time.tv_nsec / 1e6;
 }
