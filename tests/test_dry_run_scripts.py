@@ -93,7 +93,7 @@ def test_trl_sft_with_lora(tmp_path):
 
 @needs("trl", "datasets", "peft", "bitsandbytes")
 def test_trl_sft_with_4_bit_qlora(tmp_path):
-    result = script(tmp_path, "sft.py", "--quantize")
+    result = script(tmp_path, "sft.py", "--4-bit")
     check(result)
     # The linear layers of both blocks in half a byte each: q and o 256 x 256, k and v 256 x 128, three of 256 x 512.
     # prepare_model_for_kbit_training makes embedding and head float32 (1000 x 256 each); in bf16 alone the layers
@@ -104,6 +104,17 @@ def test_trl_sft_with_4_bit_qlora(tmp_path):
     assert linear / 2 + rest <= held < 2 * linear + rest
 
 
+@needs("trl", "datasets", "peft", "bitsandbytes")
+def test_trl_sft_with_lora_on_a_base_in_8_bits(tmp_path):
+    result = script(tmp_path, "sft.py", "--8-bit")
+    check(result)
+    # The linear layers above in a byte each, with a float32 scale a row; embedding and head float32.
+    linear = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)
+    rest = 2 * 4 * 1000 * 256
+    held = result["peak"]["by_category"]["parameter"]
+    assert linear + rest <= held < 2 * linear + rest
+
+
 def test_an_image_loop_with_worker_processes_and_channels_last(tmp_path):
     check(script(tmp_path, "images.py"))
 
@@ -111,6 +122,17 @@ def test_an_image_loop_with_worker_processes_and_channels_last(tmp_path):
 @needs("triton")
 def test_a_compiled_model(tmp_path):
     check(script(tmp_path, "compiled.py"))
+
+
+@needs("triton", "liger_kernel")
+def test_ligers_kernels_keep_no_logits(tmp_path):
+    result = script(tmp_path, "liger.py")
+    check(result)
+    # 4 x 512 tokens, 32,000 words, width 256: Liger's fused loss makes the gradient of the head in the forward pass
+    # (32000 x 256 numbers of bf16), and never all logits, which would take 4 x 512 x 32000 numbers.
+    peaks = {(phase["step"], phase["phase"]): phase["peak_allocated_bytes"] for phase in result["phases"]}
+    added = peaks[1, "forward"] - peaks[1, "load"]
+    assert 2 * 32000 * 256 <= added < 2 * 4 * 512 * 32000
 
 
 def test_a_compiled_model_without_triton(tmp_path):

@@ -1,4 +1,4 @@
-"""TRL's SFT with LoRA, in the style of trl/scripts/sft.py; --quantize loads the base in 4 bits (QLoRA)."""
+"""TRL's SFT with LoRA, in the style of trl/scripts/sft.py; --4-bit (QLoRA) and --8-bit load a quantized base."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,16 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
-quantize = "--quantize" in sys.argv
+quantizations = {
+    "--4-bit": BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    ),
+    "--8-bit": BitsAndBytesConfig(load_in_8bit=True),
+}
+quantization = next((quantizations[option] for option in sys.argv if option in quantizations), None)
 base = Path("base-model")
 words = ["<pad>", "<eos>", "<unk>", *(f"word{n}" for n in range(997))]
 words_of = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
@@ -35,16 +44,10 @@ config = LlamaConfig(
 LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(base)
 tokenizer.save_pretrained(base)
 
-quantization = BitsAndBytesConfig(
-    load_in_4bit=True,
-    bnb_4bit_quant_type="nf4",
-    bnb_4bit_use_double_quant=True,
-    bnb_4bit_compute_dtype=torch.bfloat16,
-)
 model = AutoModelForCausalLM.from_pretrained(
-    base, dtype=torch.bfloat16, quantization_config=quantization if quantize else None, device_map={"": 0}
+    base, dtype=torch.bfloat16, quantization_config=quantization, device_map={"": 0}
 )
-if quantize:
+if quantization:
     model = prepare_model_for_kbit_training(model)
 dataset = Dataset.from_list([{"text": " ".join(f"word{(n + k) % 997}" for k in range(60))} for n in range(64)])
 trainer = SFTTrainer(
@@ -57,7 +60,7 @@ trainer = SFTTrainer(
         logging_steps=1,
         bf16=True,
         report_to="none",
-        optim="paged_adamw_8bit" if quantize else "adamw_torch",
+        optim="paged_adamw_8bit" if quantization else "adamw_torch",
     ),
     train_dataset=dataset,
     processing_class=tokenizer,
