@@ -191,8 +191,8 @@ def _one(shape: tuple[int, ...] = (4, 3), dtype: str = "float32") -> list[Parame
         ("AdamW", {"foreach": True, "fused": True}, (4, 3), "foreach=True and fused=True exclude each other"),
         ("AdamW", {"differentiable": True, "fused": True}, (4, 3), "differentiable=True has no fused form"),
         ("SGD", {"nesterov": True}, (4, 3), "needs momentum > 0"),
-        ("LBFGS", {"history_size": 0}, (4, 3), "history_size must be at least 1, not 0"),
-        ("LBFGS", {"num_iterations": 0}, (4, 3), "num_iterations must be at least 1, not 0"),
+        ("LBFGS", {"history_size": 0}, (4, 3), "history_size must be from 1 to 10,000, not 0"),
+        ("LBFGS", {"num_iterations": 0}, (4, 3), "num_iterations must be from 1 to 10,000, not 0"),
     ],
 )
 def test_what_the_real_class_refuses_is_a_usage_error(name, args, shape, message):
