@@ -47,7 +47,7 @@ def takes_muon(parameter: ParameterSpec, args: Arguments) -> bool:
 @register("muon.SingleDeviceMuon", arguments=_SINGLE, source="muon.py:88-107", **_FACTS)
 def single_device_muon(parameter: ParameterSpec, args: Arguments) -> Entries:  # noqa: ARG001
     """One momentum."""
-    _refuse_convolutions(parameter)
+    _refuse_what_it_fails_with(parameter)
     return (like("momentum_buffer", parameter),)
 
 
@@ -66,7 +66,12 @@ def muon_with_adam(parameter: ParameterSpec, args: Arguments) -> Entries:
     return (like("exp_avg", parameter), like("exp_avg_sq", parameter), python_number("step"))
 
 
-def _refuse_convolutions(parameter: ParameterSpec) -> None:
+def _refuse_what_it_fails_with(parameter: ParameterSpec) -> None:
+    if len(parameter.tensor.shape) < 2:
+        raise UsageError(
+            f"{parameter.name} {parameter.tensor.shape}: muon 0.1.0 takes matrices only (muon.py:16 asserts it). "
+            "Give the others to another optimizer with --param-group, or use muon.SingleDeviceMuonWithAuxAdam."
+        )
     if len(parameter.tensor.shape) == 4:
         raise UsageError(
             f"{parameter.name} {parameter.tensor.shape}: muon 0.1.0 flattens a 4-D update and then cannot add it to "
