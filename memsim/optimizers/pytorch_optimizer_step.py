@@ -15,10 +15,11 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import known_rules
 from memsim.optimizers.rules import Arguments
-from memsim.optimizers.step import Frame, Tape, register_step, register_unmodelled_step
+from memsim.optimizers.step import Frame, Tape, register_step, register_unmodelled_step, scalar
 
 _HARMLESS = frozenset(
     {"lr", "betas", "beta", "eps", "weight_decay", "weight_decouple", "fixed_decay", "foreach", "maximize", "rho"}
+    | {"final_lr", "gamma", "delta", "r", "weight_lr_power", "warmup_steps", "decoupling_c", "silent_sgd_phase"}
 )
 """Arguments whose value changes numbers, or what is done in place."""
 
@@ -32,13 +33,15 @@ class _Form:
     source: str
     """File."""
     loop: tuple[str, ...] = ()
-    """Variables of the for-loop form in the order of their assignment; `-name` dies in the same expression."""
+    """Variables of the for-loop form in the order of their assignment; `_make` reads how each is written."""
     foreach: tuple[str, ...] = ()
     """The same of the foreach form, where each is a list."""
     in_step: bool = False
     """Whether the for-loop's variables are those of `step()` itself, which live into the next group."""
     skips_first: bool = False
     """Whether the first step makes nothing but the state."""
+    ignores: str = ""
+    """What the form leaves out or takes for granted, in a sentence."""
 
 
 def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
@@ -58,12 +61,33 @@ def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Ar
 
 
 def _make(local: Frame, name: str, group: list[ParameterSpec], *, listed: bool) -> None:
-    variable = name.removeprefix("-")
-    if listed:
+    """Write one assignment: `variable = operation(...)`, of a tensor or a list of them.
+
+    `-variable` dies in the same expression. `variable*2` is `a(...).b(...)`: the first result dies after the second is
+    there. `variable+` is `a(...).b_(c(...))`: what `c` makes dies before the variable changes. `variable=other` is one
+    more name, `~variable` is the end of one, and `-()` is the number that `foreach_scalar_div_` puts into a tensor
+    (utils/foreach.py:178).
+    """
+    variable = name.lstrip("-~").removesuffix("*2").removesuffix("+")
+    if name == "-()":
+        p = group[0]
+        local.brief(scalar(p.tensor.dtype), parameter=p.name, name="numerator")
+    elif "=" in name:
+        new, old = name.split("=")
+        local.alias(new, old)
+    elif name.startswith("~"):
+        local.forget(variable)
+    elif listed:
+        first = [local.open(p, name=variable) for p in group] if name.endswith("*2") else []
         local.new_each(variable, group)
+        local.end(*reversed(first))
+    elif name.endswith("+"):
+        made = local.open(group[0], name=variable)
+        local.brief(group[0], name=variable)
+        local.receive(variable, made)
     else:
-        local.new(variable, group[0])
-    if name.startswith("-"):
+        local.new(variable, *group * (2 if name.endswith("*2") else 1))
+    if name.startswith("-") and name != "-()":
         local.forget(variable)
 
 
@@ -83,6 +107,8 @@ def _refuses(class_path: str, args: Arguments) -> str:
             return f"its step has been read for {key}={usual!r} only"
     return ""
 
+
+_RECTIFIED = "A later step is one whose variance is rectified: with the default betas, from the sixth on."
 
 _FORMS = (
     _Form(name="ADOPT", source="adopt.py", loop=("de_nom",), foreach=("de_noms", "normed_grads"), skips_first=True),
@@ -113,13 +139,95 @@ _FORMS = (
     _Form(name="ScheduleFreeSGD", source="schedulefree.py"),
     _Form(name="SignSGD", source="sgd.py", loop=("-update",), foreach=("updates",)),
     _Form(name="Tiger", source="tiger.py", loop=("-update",), foreach=("updates",)),
+    _Form(name="AdaBound", source="adabound.py", loop=("de_nom", "-()"), foreach=("de_noms", "-()")),
+    _Form(name="AdaMod", source="adamod.py", loop=("de_nom", "-()"), foreach=("de_noms", "-()")),
+    _Form(
+        name="AdaSmooth",
+        source="adasmooth.py",
+        loop=("p_diff", "-abs", "c+", "c_p2", "-square", "step_size", "-de_nom*2", "-neg"),
+        foreach=("diffs", "-abs", "weights", "-sums", "-squares", "de_noms", "-()"),
+        in_step=True,
+    ),
+    _Form(
+        name="Ano",
+        source="ano.py",
+        loop=("square_grad", "sign_term*2", "de_nom=square_grad", "-update+"),
+        foreach=("square_grads", "signs", "de_noms", "updates", "-exp_avg_signs"),
+        in_step=True,
+    ),
+    _Form(
+        name="DualAdam",
+        source="dual_adam.py",
+        loop=("exp_avg_hat", "de_nom", "update"),
+        foreach=("exp_avg_hats", "de_noms", "updates"),
+        in_step=True,
+        ignores="Once the inverse rate is below switch_rate (with the default, after 99 steps) there is no update.",
+    ),
+    _Form(
+        name="EXAdam",
+        source="exadam.py",
+        loop=("d1", "exp_avg_p2", "d2", "update", "-grad_hat", "-exp_avg_sq_hat", "de_nom=d2"),
+        foreach=("d1*2", "d2", "denominators", "updates", "-grad_hats", "-exp_avg_sq_hats"),
+        in_step=True,
+    ),
+    _Form(name="EmoLynx", source="emonavi.py", loop=("blended_grad",), foreach=("updates",), in_step=True),
+    _Form(name="EmoNavi", source="emonavi.py", loop=("de_nom",), foreach=("de_noms",), in_step=True),
+    _Form(
+        name="FOCUS",
+        source="focus.py",
+        loop=("pbar_hat", "update+"),
+        foreach=("pbar_hats", "updates", "-signs"),
+        in_step=True,
+    ),
+    _Form(
+        name="Grams",
+        source="grams.py",
+        loop=("de_nom", "update", "-sign"),
+        foreach=("de_noms", "updates", "-signs"),
+        in_step=True,
+    ),
+    _Form(
+        name="Kate",
+        source="kate.py",
+        loop=("grad_p2", "-quotient", "update"),
+        foreach=("grad_sqs", "-quotients", "updates"),
+        in_step=True,
+    ),
+    _Form(
+        name="RAdam", source="radam.py", loop=("de_nom",), foreach=("de_noms",), skips_first=True, ignores=_RECTIFIED
+    ),
+    _Form(
+        name="ScheduleFreeAdamW",
+        source="schedulefree.py",
+        loop=("de_nom*2",),
+        foreach=("corrected", "de_noms"),
+        in_step=True,
+    ),
+    _Form(
+        name="ScheduleFreeRAdam",
+        source="schedulefree.py",
+        loop=("de_nom",),
+        foreach=("de_noms",),
+        in_step=True,
+        skips_first=True,
+        ignores=_RECTIFIED,
+    ),
+    _Form(
+        name="Yogi",
+        source="yogi.py",
+        loop=("grad_p2", "-sign", "de_nom"),
+        foreach=("grad_p2", "-signs", "~grad_p2", "de_noms"),
+    ),
 )
 
 for _form in _FORMS:
     _path = f"pytorch_optimizer.{_form.name}"
-    register_step(_path, source=f"pytorch_optimizer/optimizer/{_form.source}, step", refuses=partial(_refuses, _path))(
-        partial(_step, _form)
-    )
+    register_step(
+        _path,
+        source=f"pytorch_optimizer/optimizer/{_form.source}, step",
+        refuses=partial(_refuses, _path),
+        ignores=_form.ignores,
+    )(partial(_step, _form))
 
 _HESSIAN = "its step() runs a second backward inside itself for the diagonal of the Hessian"
 _PROJECTION = "whether an update is projected, and from which side, depends on the direction of the gradient"
