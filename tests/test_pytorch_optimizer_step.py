@@ -21,8 +21,8 @@ RECTIFIED = {"RAdam", "ScheduleFreeRAdam"}
 """Their variance is rectified from the sixth step on, which is the later step of the rule."""
 
 
-def test_at_least_thirty_classes_are_compared():
-    assert len(NAMES) >= 30
+def test_at_least_forty_classes_are_compared():
+    assert len(NAMES) >= 40
 
 
 @DTYPES
@@ -72,3 +72,34 @@ def test_another_form_than_the_one_that_was_read_is_refused():
         known = step_source(resolve_optimizer(f"pytorch_optimizer.{name}", {key: not default}))
         assert known.rule is None
         assert key in known.reason
+
+
+CONVOLUTIONS = {**SHAPES, "conv": (4, 3, 5, 2), "pointwise": (6, 5, 1, 1), "depthwise": (6, 1, 3, 3)}
+
+
+@DTYPES
+@pytest.mark.filterwarnings("ignore")
+def test_dimensions_that_soap_and_shampoo_precondition_are_the_real_ones(dtype):
+    parameters = oracle.make_parameters(CONVOLUTIONS, dtype)
+    for args in choices(precondition_1d=(False, True), normalize_gradient=(False, True)):
+        check("pytorch_optimizer.SOAP", pytorch_optimizer.SOAP, parameters, args)
+    for max_precondition_dim in (2, 8):
+        args = {"max_precondition_dim": max_precondition_dim}
+        check("pytorch_optimizer.SOAP", pytorch_optimizer.SOAP, oracle.make_parameters(SHAPES, dtype), args)
+    for momentum in (0.0, 0.9):
+        check("pytorch_optimizer.Shampoo", pytorch_optimizer.Shampoo, parameters, {"momentum": momentum})
+
+
+@DTYPES
+@pytest.mark.filterwarnings("ignore")
+def test_vectors_that_mars_treats_as_matrices_are_updated_like_the_real_ones(dtype):
+    for args in choices(foreach=(False, True), optimize_1d=(False, True), ams_bound=(False, True)):
+        check("pytorch_optimizer.MARS", pytorch_optimizer.MARS, oracle.make_parameters(SHAPES, dtype), args)
+
+
+@DTYPES
+@pytest.mark.filterwarnings("ignore")
+def test_stable_adamw_without_kahan_sums_or_with_coupled_decay_is_the_real_one(dtype):
+    for args in choices(foreach=(False, True), kahan_sum=(False, True), weight_decouple=(False, True)):
+        parameters = oracle.make_parameters(SHAPES, dtype)
+        check("pytorch_optimizer.StableAdamW", pytorch_optimizer.StableAdamW, parameters, args)

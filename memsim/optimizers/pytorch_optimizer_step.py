@@ -54,7 +54,7 @@ def _step(form: _Form, tape: Tape, parameters: Sequence[ParameterSpec], args: Ar
                 for name in form.loop:
                     _make(local, name, [p], listed=False)
         return
-    for group in _by_dtype(parameters):
+    for group in by_first_dtype(parameters):
         with tape.frame() as local:
             for name in form.foreach:
                 _make(local, name, group, listed=True)
@@ -91,7 +91,7 @@ def _make(local: Frame, name: str, group: list[ParameterSpec], *, listed: bool) 
         local.forget(variable)
 
 
-def _by_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpec]]:
+def by_first_dtype(parameters: Sequence[ParameterSpec]) -> Iterator[list[ParameterSpec]]:
     """Yield the parameters of each dtype, the dtype that comes up first first (utils/foreach.py:63)."""
     groups: dict[str, list[ParameterSpec]] = {}
     for p in parameters:
