@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import optimizer_oracle as oracle
 import pytest
 from storage_tracker import StorageTracker
@@ -11,10 +13,16 @@ from memsim.optimizers import group_step_events, resolve_optimizer, rules, step_
 
 pytorch_optimizer = pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed")
 
+GROUPED = ("AdaGO", "AdaMuon", "Muon", "MuonClip", "NorMuon")
+"""They need to be told which parameters are hidden matrices."""
+
 NAMES = sorted(
-    path.removeprefix("pytorch_optimizer.")
-    for path in rules()
-    if path.startswith("pytorch_optimizer.") and step_source(resolve_optimizer(path)).rule
+    {
+        path.removeprefix("pytorch_optimizer.")
+        for path in rules()
+        if path.startswith("pytorch_optimizer.") and step_source(resolve_optimizer(path)).rule
+    }
+    - {*GROUPED}
 )
 
 RECTIFIED = {"RAdam", "ScheduleFreeRAdam"}
@@ -103,3 +111,27 @@ def test_stable_adamw_without_kahan_sums_or_with_coupled_decay_is_the_real_one(d
     for args in choices(foreach=(False, True), kahan_sum=(False, True), weight_decouple=(False, True)):
         parameters = oracle.make_parameters(SHAPES, dtype)
         check("pytorch_optimizer.StableAdamW", pytorch_optimizer.StableAdamW, parameters, args)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.filterwarnings("ignore")
+def test_muon_and_its_kin_update_hidden_matrices_and_the_rest_like_the_real_ones(name, dtype):
+    class_path = f"pytorch_optimizer.{name}"
+    shapes = {**CONVOLUTIONS, "second": (10, 7), "turned": (7, 10), "column": (6, 1), "embed_tokens.weight": (9, 4)}
+    options = {"foreach": (False, True), "use_adjusted_lr": (False, True), "weight_decay": (0.0, 0.1)}
+    options |= {key: (False, True) for key in ("nesterov",) if key in rules()[class_path].arguments}
+    if name == "NorMuon":
+        options["update_scale"] = ("preserve_norm", "match_rms")
+    for args in choices(**options):
+        parameters = oracle.make_parameters(shapes, dtype)
+
+        check(class_path, partial(_with_two_groups, name), parameters, args)
+
+
+def _with_two_groups(name, parameters, **args):
+    """Return the optimizer with hidden matrices in one group, and the rest (the embedding of 9 rows) in another."""
+    rest = [p for p in parameters if p.ndim < 2 or len(p) == 9]
+    hidden = [p for p in parameters if all(p is not other for other in rest)]
+    groups = [{"params": hidden, "use_muon": True}, {"params": rest, "use_muon": False}]
+    return getattr(pytorch_optimizer, name)(groups, **args)

@@ -15,6 +15,7 @@ from memsim.optimizers import (  # noqa: F401  (each registers its rules or step
     optimi_step,
     parameter_free_step,
     pytorch_optimizer_matrix_step,
+    pytorch_optimizer_muon_step,
     pytorch_optimizer_step,
     schedulefree_step,
     simple_packages_step,
