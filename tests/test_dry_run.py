@@ -238,12 +238,47 @@ def test_a_program_that_catches_the_error_goes_on_and_only_fits_fails_it(tmp_pat
     write(tmp_path, scripts.CAUGHT)
     command = ("--gpu", "2GiB", "--format", "json", "--fits", "--", sys.executable, "train.py")
     started = memsim_dry_run(*command, cwd=tmp_path)
-    out, _ = started.communicate(timeout=120)
-    first, _, rest = out.partition("\n")
-    data = json.loads(rest)
-    assert (first, started.returncode) == ("caught it", 3)
+    out, err = started.communicate(timeout=120)
+    data = json.loads(out)  # stdout is the result alone
+    assert "caught it" in err
+    assert started.returncode == 3
     assert (data["ending"], data["num_ooms"], data["num_steps"]) == ("stopped", 1, 3)
     assert data["oom"]["asked_bytes"] == 2**40
+
+
+WITHOUT_STEPS = """
+import os, torch
+x = torch.empty(2**20, device="cuda")
+try:
+    torch.empty(2**40, device="cuda")
+except torch.OutOfMemoryError:
+    print("went on")
+LAST
+"""
+
+
+def test_a_caught_error_is_no_end(tmp_path):
+    result = run_script(tmp_path, WITHOUT_STEPS.replace("LAST", ""))
+    assert (result.ending, result.num_ooms, result.exit_code) == ("finished", 1, 0)
+
+
+def test_a_program_that_leaves_past_pythons_end_is_told_so(tmp_path):
+    with pytest.raises(MemsimError, match=r"used the GPU, but ended \(exit code 0\) without running"):
+        run_script(tmp_path, WITHOUT_STEPS.replace("LAST", "os._exit(0)"))
+
+
+def test_names_in_square_brackets_are_names(tmp_path):
+    source = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleDict({"[/b]": torch.nn.Linear(1024, 1024)})
+    def forward(self, x):
+        return self.parts["[/b]"](x)
+Net().cuda()(torch.ones(8, 1024, device="cuda")).sum().backward()
+"""
+    assert "[/b]" in render_dry_run(run_script(tmp_path, source))
 
 
 def test_forks_and_processes_in_the_background_are_found_and_ended(tmp_path, monkeypatch):

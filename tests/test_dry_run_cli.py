@@ -79,3 +79,24 @@ def test_advice_names_the_foreach_optimizer_where_its_copies_are_large():
 def test_what_is_missing_is_asked_minus_free():
     assert failure(asked=3 * GIB, free=GIB).shortfall_bytes == 2 * GIB
     assert failure(asked=GIB, free=3 * GIB).shortfall_bytes == 0
+
+
+def test_what_is_refused_before_anything_runs(cli, tmp_path, monkeypatch):
+    (tmp_path / "plain.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    cases = {
+        ("--gpu", "", "--", "true"): "--gpu is empty",
+        ("--timeout", "nan", "--", "true"): "--timeout",
+        ("--", "./plain.py"): "is not executable",
+        ("--", str(tmp_path)): "is a folder",
+    }
+    for args, said in cases.items():
+        result = cli("dry-run", *args)
+        assert result.code in (1, 2)
+        assert said in result.err
+    for name, value in (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"), ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            result = cli("dry-run", "--", "true")
+            assert result.code == 2
+            assert name in result.err

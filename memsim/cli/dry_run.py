@@ -9,7 +9,7 @@ from click.shell_completion import CompletionItem
 
 from memsim.cli.output import Output, output_options
 from memsim.dry_run.result import DryRun
-from memsim.errors import MemsimError
+from memsim.errors import MemsimError, UsageError
 from memsim.report.dry_run import render_dry_run
 
 _DOES_NOT_FIT = 3
@@ -51,15 +51,22 @@ def command(
 ) -> None:
     """Run COMMAND, unmodified, on a GPU that does not exist, and tell what its memory would have held.
 
-    Everything the command prints passes through. After --steps optimizer steps it is ended as sys.exit(0) would end
-    it. -o FILE.pickle writes a snapshot for pytorch.org/memory_viz. Exit code 3: it ran out of memory.
+    The command really runs, and really writes what it writes: let it save into a folder that you can throw away,
+    since what it computes is zero. Everything it prints passes through; to stderr where --format asks for anything but
+    a table on stdout. After --steps optimizer steps it is ended as sys.exit(0) would end it.
+    -o FILE.pickle writes a snapshot for pytorch.org/memory_viz. Exit code 3: it ran out of memory.
     """
     from memsim.dry_run.run import DEFAULT_GPU, Limits, run
 
     limits = Limits(max_steps=steps, timeout_seconds=timeout)
-    if gpu is None and not output.quiet:
-        click.echo(f"memsim: no --gpu given, imagining the {DEFAULT_GPU} with 80 GB.", err=True)
-    result = run(command, gpu=gpu or DEFAULT_GPU, limits=limits)
+    if gpu is not None and not gpu.strip():
+        raise UsageError("--gpu is empty: give a name ('memsim gpus' lists them) or a memory size such as 24GiB.")
+    if command and gpu is None:
+        output.note(f"memsim: no --gpu given, imagining the {DEFAULT_GPU} with 80 GB.")
+    if command:
+        output.note("memsim: the command really runs; what it saves (checkpoints, logs) is written, and holds zeros.")
+    prints_to_stderr = output.path is None and output.file_format != "table"
+    result = run(command, gpu=gpu or DEFAULT_GPU, limits=limits, prints_to_stderr=prints_to_stderr)
     sys.stdout.flush()
     write_dry_run(result, output, details=details)
     _exit(result, fits=fits)

@@ -13,7 +13,7 @@ _BY_CATEGORY = {
     "'memsim optimizers'), or fewer trained parameters (LoRA).",
     Category.ACTIVATION: "of activations: a smaller batch or shorter sequences (gradient accumulation for the same "
     "total), or activation checkpointing.",
-    Category.INPUT: "of inputs: move batches to the GPU one at a time.",
+    Category.INPUT: "of inputs: a smaller batch; where several are held, move them to the GPU one at a time.",
 }
 _ENOUGH = 0.15
 """Categories below this share of the memory are not worth a piece of advice."""

@@ -16,6 +16,7 @@ from types import FrameType
 
 from memsim.errors import MemsimError
 
+_STDERR = 2
 GRACE_SECONDS = 30.0
 """Time for the clean-up of a program that was asked to end; then it is interrupted."""
 INTERRUPT_SECONDS = 10.0
@@ -49,7 +50,12 @@ class _Terminated(BaseException):
 
 
 def run_command(
-    command: Sequence[str], *, environment: Mapping[str, str], folder: Path, timeout_seconds: float | None
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout_seconds: float | None,
+    prints_to_stderr: bool = False,
 ) -> Ended:
     """Run a command to its end and return how it ended; its output and input are memsim's own.
 
@@ -58,6 +64,7 @@ def run_command(
         environment: its whole environment, in which `folder` appears: that is how its processes are found again.
         folder: where its processes leave their recordings and the note that they were asked to end.
         timeout_seconds: time after which it is ended; `None`: no limit.
+        prints_to_stderr: whether what it prints on stdout goes to stderr.
 
     Raises:
         MemsimError: there is no such program, or it cannot be started.
@@ -67,6 +74,7 @@ def run_command(
         process = subprocess.Popen(  # noqa: S603
             list(command),
             env=dict(environment),
+            stdout=_STDERR if prints_to_stderr else None,
             start_new_session=True,
             preexec_fn=_end_with_memsim(),  # noqa: PLW1509 - one system call, nothing that takes a lock
         )

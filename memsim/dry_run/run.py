@@ -35,6 +35,7 @@ _ASSUMPTIONS = (
     "the program took its branches accordingly.",
     "Small tensors of integers and booleans (token ids, masks, lengths) had their true values; what depends on other "
     "data (routing of tokens to experts, masks made of activations) had the size that zeros give.",
+    "The command really ran: what it wrote (checkpoints, logs, metrics) holds the zeros that it was given.",
 )
 _CONTEXT = Unmodeled(
     what="CUDA context",
@@ -56,7 +57,7 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_steps < 0:
             raise UsageError(f"--steps {self.max_steps}: give a number of optimizer steps, or 0 for no limit.")
-        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise UsageError(f"--timeout {self.timeout_seconds:g}: give seconds above 0.")
 
 
@@ -66,6 +67,7 @@ def run(
     gpu: str = DEFAULT_GPU,
     limits: Limits | None = None,
     environment: Mapping[str, str] | None = None,
+    prints_to_stderr: bool = False,
 ) -> DryRun:
     """Run a command on an imaginary GPU and return what it held there.
 
@@ -74,9 +76,10 @@ def run(
         gpu: name of a GPU (`"RTX 4090"`) or a memory size (`"24GiB"`).
         limits: when to end it; by default after three optimizer steps.
         environment: environment of the command, without the imaginary GPU; by default this process's own.
+        prints_to_stderr: whether what the command prints on stdout goes to stderr.
 
     Raises:
-        UsageError: no command, or a GPU that is not known.
+        UsageError: no command, a GPU that is not known, or an allocator setting that cannot be watched.
         MissingPackageError: there is no CUDA build of torch.
         MemsimError: the command cannot be started, or never used the GPU.
     """
@@ -85,11 +88,9 @@ def run(
     limits = limits or Limits()
     known_gpu = find_gpu(gpu)
     base = dict(os.environ if environment is None else environment)
+    _check_allocator(base)
     if shutil.which(command[0], path=base.get("PATH")) is None:
-        raise MemsimError(
-            f"there is no command {command[0]!r}: give the program and its arguments after --, "
-            "as in 'memsim dry-run -- python train.py'."
-        )
+        raise MemsimError(_why_not_started(command[0]))
     with tempfile.TemporaryDirectory(prefix="memsim-dry-run-") as name:
         folder = Path(name)
         ended = run_command(
@@ -97,11 +98,33 @@ def run(
             environment=_watched(_imaginary(known_gpu, base), folder, limits),
             folder=folder,
             timeout_seconds=limits.timeout_seconds,
+            prints_to_stderr=prints_to_stderr,
         )
         recordings = list(recordings_in(folder))
+        used = any(folder.glob("used-*"))
     if not recordings:
-        raise MemsimError(_why_nothing(command, ended))
+        raise MemsimError(_why_nothing(command, ended, used=used))
     return _result(command, known_gpu, ended, recordings)
+
+
+def _check_allocator(base: Mapping[str, str]) -> None:
+    """Refuse settings of PyTorch under which there is no caching allocator whose books could be read."""
+    if base.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") not in ("", "0"):
+        raise UsageError("PYTORCH_NO_CUDA_MEMORY_CACHING turns off the allocator that is watched: unset it.")
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if "cudaMallocAsync" in base.get(name, ""):
+            raise UsageError(f"{name} asks for cudaMallocAsync, which cannot be watched: leave the backend out of it.")
+
+
+def _why_not_started(program: str) -> str:
+    if os.path.isdir(program):
+        return f"{program!r} is a folder: give the program and its arguments after --."
+    if os.path.isfile(program):
+        return f"{program!r} is not executable: put its program before it, as in 'memsim dry-run -- python {program}'."
+    return (
+        f"there is no command {program!r}: give the program and its arguments after --, "
+        "as in 'memsim dry-run -- python train.py'."
+    )
 
 
 def _imaginary(gpu: GPU, base: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +150,13 @@ def exit_text(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
-def _why_nothing(command: Sequence[str], ended: Ended) -> str:
+def _why_nothing(command: Sequence[str], ended: Ended, *, used: bool) -> str:
+    if used:
+        how = "was killed when its time was up" if ended.timed_out else f"ended ({exit_text(ended.exit_code)})"
+        return (
+            f"{command[0]!r} used the GPU, but {how} without running Python's own end (os._exit, a crash), so that its "
+            "figures are lost. Let it end by itself, or give --steps a smaller number."
+        )
     if ended.timed_out:
         return f"{command[0]!r} did not use the GPU within its time, and was ended: give it more with --timeout."
     if ended.exit_code:
@@ -178,7 +207,7 @@ def _result(command: Sequence[str], gpu: GPU, ended: Ended, recordings: Sequence
 def _ending(recording: Recording, ended: Ended) -> Ending:
     if ended.timed_out:
         return "timed_out"
-    if recording.ended_by_oom or (recording.oom_is_last and (ended.exit_code or not recording.stopped)):
+    if recording.ended_by_oom or (recording.oom_is_last and ended.exit_code):
         return "out_of_memory"
     if recording.stopped:
         return "stopped"

@@ -51,7 +51,9 @@ def _heading(run: DryRun) -> Iterator[Text]:
     if growth is not None:
         last = run.num_steps
         text = "the same peak" if not growth else f"{format_bytes(abs(growth))} {'more' if growth > 0 else 'less'}"
-        yield Text(f"step {last - 1} to {last}     {text}{': later steps may take more still' if growth > 0 else ''}")
+        yield Text(
+            f"training step {last - 1} to {last}  {text}{': later steps may take more still' if growth > 0 else ''}"
+        )
 
 
 def _failure(run: DryRun) -> Iterator[Text]:

@@ -149,6 +149,7 @@ def render_parts(parts: Iterable[Table | Text], *, width: int | None, color: boo
         force_terminal=color,
         no_color=not color,
         highlight=False,
+        markup=False,  # names in square brackets are names
         legacy_windows=False,
     )
     for part in parts:

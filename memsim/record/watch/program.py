@@ -139,6 +139,7 @@ class Watch:
     def _cuda_is_used(self) -> None:
         torch = self.torch
         self._pid = os.getpid()
+        (self.folder / f"used-{self._pid}").touch()
         record = torch.cuda.memory._record_memory_history
         record("all", context="alloc", stacks="python")
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
@@ -265,7 +266,7 @@ class Watch:
                 "position": self.tape.position(),
                 "asked_bytes": asked,
                 "total_bytes": total,
-                "free_bytes": free,
+                "free_bytes": min(free, max(total - statistics["reserved_bytes"]["all"]["current"], 0)),
                 "allocated_bytes": statistics["allocated_bytes"]["all"]["current"],
                 "reserved_bytes": statistics["reserved_bytes"]["all"]["current"],
                 "step": self.tape.step,
