@@ -102,6 +102,7 @@ def test_ams_bound_adds_a_maximum(name):
         ("Fromage", {"p_bound": 1.0}),
         ("GrokFastAdamW", {"grokfast": False}),
         ("LARS", {"momentum": 0.0}),
+        ("AdaFactor", {"foreach": False}),
         ("Lamb", {"foreach": False}),
         ("LaProp", {"centered": True}),
         ("MADGRAD", {"momentum": 0.0}),

@@ -135,3 +135,15 @@ def _with_two_groups(name, parameters, **args):
     hidden = [p for p in parameters if all(p is not other for other in rest)]
     groups = [{"params": hidden, "use_muon": True}, {"params": rest, "use_muon": False}]
     return getattr(pytorch_optimizer, name)(groups, **args)
+
+
+@DTYPES
+@pytest.mark.filterwarnings("ignore")
+def test_adafactor_in_each_form_is_the_real_one(dtype):
+    for shapes in (SHAPES, {"matrix": (6, 4)}, {"vector": (5,)}):
+        for args in choices(
+            foreach=(False, True), scale_parameter=(False, True), ams_bound=(False, True), weight_decay=(0.0, 0.1)
+        ):
+            args["relative_step"] = args["scale_parameter"]
+            parameters = oracle.make_parameters(shapes, dtype)
+            check("pytorch_optimizer.AdaFactor", pytorch_optimizer.AdaFactor, parameters, args)

@@ -14,6 +14,7 @@ from memsim.optimizers import (  # noqa: F401  (each registers its rules or step
     muon_step,
     optimi_step,
     parameter_free_step,
+    pytorch_optimizer_factored_step,
     pytorch_optimizer_matrix_step,
     pytorch_optimizer_muon_step,
     pytorch_optimizer_step,

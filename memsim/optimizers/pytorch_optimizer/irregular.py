@@ -124,12 +124,17 @@ def _lamb_entries(parameter: ParameterSpec, together: int) -> Entries:
 
 @known("AdaFactor", "adafactor.py:103")
 def adafactor(parameter: ParameterSpec, args: Arguments) -> Entries:
-    """Adafactor in the weight's dtype, with a bfloat16 momentum unless `momentum_dtype` or `betas` say otherwise."""
+    """Adafactor in the weight's dtype, with a bfloat16 momentum unless `momentum_dtype` or `betas` say otherwise.
+
+    The weights' root mean square is kept as a tensor by the for-loop form only.
+    """
     momentum: Entries = ()
     if args["betas"] is None or args["betas"][0] is not None:
         momentum = (like("exp_avg", parameter, dtype_name(args["momentum_dtype"], "bfloat16")),)
     largest = (like("exp_avg_sq_hat", parameter),) if args["ams_bound"] else ()
-    return (python_number("RMS", "float"), *momentum, *_factors(parameter, ("sq",)), *largest)
+    in_loop = args["foreach"] is False
+    rms = tensor("RMS", (), parameter.tensor.dtype) if in_loop else python_number("RMS", "float")
+    return (rms, *momentum, *_factors(parameter, ("sq",)), *largest)
 
 
 @known("CAME", "came.py:88")
