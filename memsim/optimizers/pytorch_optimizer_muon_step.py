@@ -18,6 +18,8 @@ from memsim.optimizers.step import Tape, register_step, register_unmodelled_step
 
 _FOLDER = "pytorch_optimizer/optimizer/muon"
 
+_ORDER = "The group of hidden matrices comes before the other."
+
 States = list[tuple[ShapeTensor, StateTensors]]
 """Gradients with their state."""
 
@@ -34,8 +36,10 @@ def _refuses(args: Arguments) -> str:
     return ""
 
 
-def _register(name: str, file: str, one: One, many: Many) -> None:
-    @register_step(f"pytorch_optimizer.{name}", source=f"{_FOLDER}/base.py, {file}, step", refuses=_refuses)
+def _register(name: str, file: str, one: One, many: Many, ignores: str = "") -> None:
+    source = f"{_FOLDER}/base.py, {file}, step"
+
+    @register_step(f"pytorch_optimizer.{name}", source=source, refuses=_refuses, ignores=_ORDER + ignores)
     def rule(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
         for hidden in (True, False):
             group = [p for p in parameters if takes_muon(p, args) == hidden]
@@ -187,7 +191,7 @@ def _normuon_foreach(batch: States, args: Arguments) -> None:
 
 
 _register("Muon", "muon.py", _muon, _muon_foreach)
-_register("MuonClip", "muon.py", _muon, _muon_foreach)
+_register("MuonClip", "muon.py", _muon, _muon_foreach, " No attention_max_logits are given to step().")
 _register("AdaGO", "adago.py", _adago, _adago_foreach)
 _register("AdaMuon", "adamuon.py", _adamuon, _adamuon_foreach)
 _register("NorMuon", "normuon.py", _normuon, _normuon_foreach)
