@@ -59,6 +59,10 @@ class OutputError(MemsimError):
 
 def shown(value: object, limit: int = 80) -> str:
     """Return `repr(value)` for a message, cut so that what somebody else wrote cannot fill the screen."""
+    if isinstance(value, str):
+        value = value[:limit]  # before repr, which may make ten characters of one
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 

@@ -206,8 +206,9 @@ class Estimates:
 
     def to_frame(self, *, details: bool = False) -> pd.DataFrame:
         """Return one row per estimate, or one row per state entry of each if `details`."""
-        make = _detail_rows if details else _total_rows
-        return frame_of([row for estimate in self.results for row in make(estimate)])
+        if details:
+            return frame_of([row for estimate in self.results for row in _detail_rows(estimate)])
+        return frame_of([_total_row(estimate) for estimate in self.results])
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write all of them, with every state entry, as JSON that `memsim.load` reads.
@@ -227,23 +228,21 @@ def _step_json(step: OptimizerStep | None) -> dict[str, int] | None:
     }
 
 
-def _total_rows(estimate: Estimate) -> list[dict[str, Any]]:
+def _total_row(estimate: Estimate) -> dict[str, Any]:
     config = estimate.config
-    return [
-        {
-            "model": estimate.model.name,
-            "task": config.task,
-            "dtype": config.dtype,
-            "optimizer": config.optimizer.name,
-            "num_parameters": estimate.model.num_parameters,
-            "num_trainable_parameters": estimate.model.num_trainable_parameters,
-            "num_parameter_tensors": estimate.model.num_parameter_tensors,
-            **asdict(estimate.static),
-            **(_step_json(estimate.optimizer_step) or dict.fromkeys(_STEP_COLUMNS)),
-            "static_device_bytes": estimate.static.device_bytes,
-            "bytes_per_parameter": estimate.bytes_per_parameter,
-        }
-    ]
+    return {
+        "model": estimate.model.name,
+        "task": config.task,
+        "dtype": config.dtype,
+        "optimizer": config.optimizer.name,
+        "num_parameters": estimate.model.num_parameters,
+        "num_trainable_parameters": estimate.model.num_trainable_parameters,
+        "num_parameter_tensors": estimate.model.num_parameter_tensors,
+        **asdict(estimate.static),
+        **(_step_json(estimate.optimizer_step) or dict.fromkeys(_STEP_COLUMNS)),
+        "static_device_bytes": estimate.static.device_bytes,
+        "bytes_per_parameter": estimate.bytes_per_parameter,
+    }
 
 
 def _detail_rows(estimate: Estimate) -> Iterator[dict[str, Any]]:

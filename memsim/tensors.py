@@ -74,6 +74,11 @@ class TensorSpec:
         return self.numel * self.itemsize
 
     @property
+    def is_python_number(self) -> bool:
+        """Whether it is a plain Python value without a tensor."""
+        return self.dtype.startswith("python:")
+
+    @property
     def is_floating_point(self) -> bool:
         """Whether `.to(dtype)` of a module would convert this tensor."""
         return self.dtype.startswith(("float", "bfloat"))

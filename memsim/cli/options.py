@@ -13,6 +13,7 @@ from typing import Any, get_args
 import click
 from click.shell_completion import CompletionItem
 
+from memsim.cli.output import with_options
 from memsim.config import (
     DEFAULT_OPTIMIZER,
     TASKS,
@@ -117,12 +118,7 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = {**(_read_config(config_file) if config_file else {}), **given}
         return command(configs=_configs(options, optimizers, optimizer_args), **rest)
 
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
-    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in reversed(_STEP_OPTIONS):
-        option(wrapped)
-    return wrapped
+    return with_options(wrapped, command, reversed(_STEP_OPTIONS))
 
 
 _STEP_FIELDS = {f.name for f in fields(TrainingConfig)} - {"optimizer"} | {"optimizer_impl"}

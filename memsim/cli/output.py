@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,10 +106,7 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*, file_format: str | None, output: str | None, force: bool, quiet: bool, **rest: Any) -> Any:
         return command(output=_output(file_format, output, force=force, quiet=quiet), **rest)
 
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
-    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
+    options = (
         click.option("-q", "--quiet", is_flag=True, help="No notes on stderr."),
         click.option("-f", "--force", is_flag=True, help="Overwrite FILE if it exists."),
         click.option(
@@ -125,7 +122,18 @@ def output_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(FORMATS),
             help="Format of the result [default: table, or by FILE's suffix].",
         ),
-    ):
+    )
+    return with_options(wrapped, command, options)
+
+
+def with_options(
+    wrapped: Callable[..., Any], command: Callable[..., Any], options: Iterable[Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Return `wrapped` in the place of `command`: its name, help and options, and the given options behind them."""
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in options:
         option(wrapped)
     return wrapped
 

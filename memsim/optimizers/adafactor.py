@@ -16,7 +16,7 @@ from memsim.optimizers.rules import Arguments, Entries, like, python_number, ten
 from memsim.optimizers.step import Frame, Tape, register_step
 from memsim.tensors import TensorSpec
 
-_ADAFACTOR: dict[str, Any] = {
+ADAFACTOR: dict[str, Any] = {
     "lr": Optional(float),
     "eps": (1e-30, 1e-3),
     "clip_threshold": 1.0,
@@ -31,7 +31,7 @@ _ADAFACTOR: dict[str, Any] = {
 
 @register(
     "transformers.optimization.Adafactor",
-    arguments=_ADAFACTOR,
+    arguments=ADAFACTOR,
     package="transformers",
     version="5.24.0",
     source="transformers/optimization.py:1219-1257",

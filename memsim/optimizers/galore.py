@@ -11,7 +11,7 @@ from typing import Any
 
 from memsim.errors import UnknownNameError, UsageError
 from memsim.model import ParameterSpec
-from memsim.optimizers.arguments import Optional
+from memsim.optimizers.adafactor import ADAFACTOR
 from memsim.optimizers.low_rank import GROUP_ARGUMENTS, checked_rank, chosen_side, is_projected, project
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, StateEntry, python_number, tensor
@@ -53,17 +53,7 @@ def galore_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
 
 @register(
     "galore_torch.GaLoreAdafactor",
-    arguments={
-        "lr": Optional(float),
-        "eps": (1e-30, 1e-3),
-        "clip_threshold": 1.0,
-        "decay_rate": -0.8,
-        "beta1": Optional(float),
-        "weight_decay": 0.0,
-        "scale_parameter": True,
-        "relative_step": True,
-        "warmup_init": False,
-    },
+    arguments=ADAFACTOR,  # a copy of transformers' class
     source="galore_torch/adafactor.py:165-267, galore_projector.py",
     ignores=_LAYERWISE,
     **_GALORE,

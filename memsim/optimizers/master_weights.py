@@ -18,6 +18,7 @@ from memsim.optimizers.rules import (
     Arguments,
     Entries,
     StateEntry,
+    adam_moments,
     dtype_name,
     like,
     python_number,
@@ -186,8 +187,7 @@ def any_precision_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
 )
 def xla_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     """`torch.optim.AdamW`'s state: the class takes the inherited step() where it is given no overflow flag."""
-    moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
-    return (step_tensor(on_device=False), *(like(name, parameter) for name in moments))
+    return (step_tensor(on_device=False), *(like(name, parameter) for name in adam_moments(args)))
 
 
 @register(
@@ -201,5 +201,4 @@ def xla_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
 )
 def npu_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Two moments in the weight's dtype, three with `amsgrad`."""
-    moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
-    return (python_number("step"), *(like(name, parameter) for name in moments))
+    return (python_number("step"), *(like(name, parameter) for name in adam_moments(args)))

@@ -102,6 +102,11 @@ def same_shape(*names: str, numbers: Sequence[str] = (), dtype: str | None = Non
     return rule
 
 
+def adam_moments(args: Arguments) -> tuple[str, ...]:
+    """Return the names of Adam's moments: two, or three with `amsgrad`."""
+    return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if args["amsgrad"] else ()))
+
+
 def dtype_name(given: Any, default: str) -> str:
     """Return PyTorch's name of a dtype argument: the object or its name, and `default` where it is `None`."""
     return default if given is None else str(given).removeprefix("torch.")

@@ -249,7 +249,7 @@ class StateTensors:
     def __init__(self, tape: Tape, p: ParameterSpec) -> None:
         self._tape = tape
         self.parameter = p
-        self._entries = {e.name: e for e in tape.entries(p) if not e.tensor.dtype.startswith("python:")}
+        self._entries = {e.name: e for e in tape.entries(p) if not e.tensor.is_python_number}
         self._tensors: dict[str, ShapeTensor] = {}
 
     @property

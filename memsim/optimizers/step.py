@@ -186,7 +186,7 @@ class Tape:
                     self._create(parameter.name, entry)
 
     def _create(self, parameter: str, entry: StateEntry) -> None:
-        if entry.tensor.dtype.startswith("python:") or entry.shared in self.shared:
+        if entry.tensor.is_python_number or entry.shared in self.shared:
             return
         if entry.shared is not None:
             self.shared.add(entry.shared)

@@ -18,7 +18,16 @@ from typing import Any, cast
 from memsim.errors import UsageError
 from memsim.model import ParameterSpec
 from memsim.optimizers.registry import register, resolve_optimizer
-from memsim.optimizers.rules import Arguments, Entries, ParameterRule, StateEntry, like, step_tensor, tensor
+from memsim.optimizers.rules import (
+    Arguments,
+    Entries,
+    ParameterRule,
+    StateEntry,
+    adam_moments,
+    like,
+    step_tensor,
+    tensor,
+)
 from memsim.tensors import TensorSpec
 
 MIN_QUANTIZED_ELEMENTS = 4096
@@ -78,11 +87,10 @@ def low_bit_adam(parameter: ParameterSpec, args: Arguments, *, quantized: Quanti
     block_size = args["block_size"]
     if block_size < 1:
         raise UsageError(f"block_size={block_size}: torchao's blocks have at least one element.")
-    moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
     spec = parameter.tensor
     if spec.numel < MIN_QUANTIZED_ELEMENTS or spec.numel % block_size:
-        return (step_tensor(on_device=False), *(like(name, parameter) for name in moments))
-    parts = [entry for name in moments for entry in quantized(name, spec, block_size)]
+        return (step_tensor(on_device=False), *(like(name, parameter) for name in adam_moments(args)))
+    parts = [entry for name in adam_moments(args) for entry in quantized(name, spec, block_size)]
     return (step_tensor(on_device=False), *parts)
 
 
@@ -110,8 +118,7 @@ _register_low_bit()
 )
 def stochastic_rounding_adamw(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Two moments in the parameter's dtype: AdamW that can round bfloat16 weights stochastically."""
-    moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
-    return (step_tensor(on_device=False), *(like(name, parameter) for name in moments))
+    return (step_tensor(on_device=False), *(like(name, parameter) for name in adam_moments(args)))
 
 
 @register(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsim.errors import ModelError
+from memsim.errors import ModelError, shown
 
 MAX_LAYERS = 1_000
 """Layers of all towers and stages together: more than any published model has (the largest are near 130). Each costs
@@ -100,7 +100,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             repeats *= max(value, 1) if _REPEAT_KEY.search(key) else 1
     if max(layers, 1) * repeats > MAX_LAYERS:
         raise ModelError(
-            f"the configuration has {shortened(max(layers, 1) * repeats)} layers in all; at most {MAX_LAYERS:,} can be "
+            f"the configuration has {shown(max(layers, 1) * repeats)} layers in all; at most {MAX_LAYERS:,} can be "
             "built. Check the file's numbers of layers, blocks and groups."
         )
     if layers * experts > MAX_MODULES:
@@ -163,13 +163,13 @@ def _check_number(key: str, value: Any) -> None:
     positive = key in _POSITIVE_KEYS
     if isinstance(value, bool) or not isinstance(value, int):
         if positive and value is not None:
-            raise ModelError(f"the configuration's {_name(key)} must be a whole number, not {shortened(value)}.")
+            raise ModelError(f"the configuration's {_name(key)} must be a whole number, not {shown(value)}.")
         return
     least, most = _bounds(key)
     if least is not None and value < least:
-        raise ModelError(f"the configuration's {_name(key)} is {shortened(value)}; it must be at least {least}.")
+        raise ModelError(f"the configuration's {_name(key)} is {shown(value)}; it must be at least {least}.")
     if most is not None and value > most:
-        raise ModelError(f"the configuration's {_name(key)} is {shortened(value)}; at most {most:,} can be built.")
+        raise ModelError(f"the configuration's {_name(key)} is {shown(value)}; at most {most:,} can be built.")
 
 
 def _bounds(key: str) -> tuple[int | None, int | None]:
@@ -185,14 +185,4 @@ def _bounds(key: str) -> tuple[int | None, int | None]:
 
 
 def _name(key: str) -> str:
-    return key if key.isidentifier() and len(key) <= 80 else shortened(key)
-
-
-def shortened(value: object) -> str:
-    """Return the `repr` of what a stranger wrote in at most 80 characters, for messages."""
-    if isinstance(value, str):
-        value = value[:80]  # before repr, which may make ten characters of one
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return key if key.isidentifier() and len(key) <= 80 else shown(key)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsim.config import TASKS
-from memsim.errors import MemsimError, MissingPackageError, ModelError, UnknownNameError
+from memsim.errors import MemsimError, MissingPackageError, ModelError, UnknownNameError, shown
 from memsim.model import BufferSpec, ParameterSpec, ParameterTable
-from memsim.record.config_guard import checked_config, shortened
+from memsim.record.config_guard import checked_config
 from memsim.tensors import TensorSpec
 
 MAX_PARAMETERS = 10**15
@@ -193,7 +193,7 @@ def _major(transformers: Any) -> int:
 def _model_type(config: Mapping[str, Any], transformers: Any) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise ModelError(f"the configuration's model_type must be a name such as 'llama', not {shortened(model_type)}.")
+        raise ModelError(f"the configuration's model_type must be a name such as 'llama', not {shown(model_type)}.")
     if model_type not in transformers.CONFIG_MAPPING:
         raise UnknownNameError(
             "model_type",

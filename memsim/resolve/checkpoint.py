@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from memsim.errors import CheckpointError, ModelError
-from memsim.record.config_guard import shortened
+from memsim.errors import CheckpointError, ModelError, shown
 from memsim.resolve.config_json import parse_json_object
 from memsim.tensors import TensorSpec
 
@@ -69,7 +68,7 @@ def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> 
     for name, shard in shard_of.items():
         if name not in headers[shard]:
             raise CheckpointError(
-                f"{where} places tensor {shortened(name)} in {shard[:80]}, which does not hold it.\n"
+                f"{where} places tensor {shown(name)} in {shard[:80]}, which does not hold it.\n"
                 "Index and shards are not of one checkpoint: download or save them again."
             )
     tensors: dict[str, TensorSpec] = {}
@@ -77,7 +76,7 @@ def sharded_checkpoint(index: bytes, where: str, read_headers: HeaderReader) -> 
         for name, tensor in headers[shard].items():
             if tensors.setdefault(name, tensor) != tensor:
                 raise CheckpointError(
-                    f"{where}: tensor {shortened(name)} is in several shards with different shapes or dtypes.\n"
+                    f"{where}: tensor {shown(name)} is in several shards with different shapes or dtypes.\n"
                     "Download or save the checkpoint again."
                 )
     return _checkpoint(tensors, len(shards))
@@ -103,7 +102,7 @@ def weight_map(index: bytes, where: str) -> dict[str, str]:
     for name, shard in shard_of.items():
         if not isinstance(shard, str) or not _is_inside(shard):
             raise CheckpointError(
-                f"{where} places tensor {shortened(name)} in {shortened(shard)}.\n"
+                f"{where} places tensor {shown(name)} in {shown(shard)}.\n"
                 "A shard must be a .safetensors file inside the model's own folder."
             )
     return shard_of

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from memsim.errors import HubError
-from memsim.record.config_guard import shortened
+from memsim.errors import HubError, shown
 from memsim.resolve.checkpoint import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -88,9 +87,7 @@ def read_hub(model: str, progress: Progress | None = None) -> FoundModel:
     """
     repo_id, at, revision = model.partition("@")
     if at and (not _REVISION.fullmatch(revision) or len(revision) > 200 or ".." in revision):
-        raise HubError(
-            f"{shortened(model)} names no revision: give a branch, tag or commit after @, as in {repo_id}@main."
-        )
+        raise HubError(f"{shown(model)} names no revision: give a branch, tag or commit after @, as in {repo_id}@main.")
     revision = revision or "main"
     check_environment()
     deadline = Deadline.start()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from memsim.errors import CheckpointError
+from memsim.errors import CheckpointError, shown
 from memsim.tensors import Shape, TensorSpec
 
 MAX_HEADER_BYTES = 100_000_000
@@ -179,8 +179,7 @@ def _bytes(bits: int) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shown(value, 60)
 
 
 def _damaged(where: str, problem: str) -> CheckpointError:

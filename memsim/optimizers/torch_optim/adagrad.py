@@ -8,9 +8,9 @@ from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
 from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Tape, by_dtype, register_step
+from memsim.optimizers.step import Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
-from memsim.optimizers.torch_optim.tape import count_steps, decay_each, form_of, negate_and_decay, negate_each
+from memsim.optimizers.torch_optim.tape import count_steps, decay_each, negate_and_decay, negate_each, register_forms
 
 _ARGUMENTS = {
     "lr": 1e-2,
@@ -37,17 +37,6 @@ def adagrad(parameter: ParameterSpec, args: Arguments) -> Entries:
     return (step_entry(args), like("sum", parameter))
 
 
-@register_step("torch.optim.Adagrad", source="torch/optim/adagrad.py:364-626")
-def adagrad_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop, foreach and fused; the fused kernel updates everything in place. Dense gradients."""
-    tape.create_state()
-    form = form_of(tape, args)
-    if form == "for-loop":
-        _single(tape, parameters, args)
-    elif form == "foreach":
-        _multi(tape, parameters, args)
-
-
 def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     with tape.frame() as local:
         for p in parameters:
@@ -67,3 +56,12 @@ def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> 
                 local.alias("numerator", "device_grads")
             else:
                 local.new_each("numerator", group)
+
+
+register_forms(
+    "torch.optim.Adagrad",
+    source="torch/optim/adagrad.py:364-626",
+    single=_single,
+    multi=_multi,
+    ignores="Sparse gradients.",
+)

@@ -8,8 +8,8 @@ from typing import Any
 from memsim.model import ParameterSpec
 from memsim.optimizers.arguments import Optional
 from memsim.optimizers.registry import register
-from memsim.optimizers.rules import Arguments, Entries, like
-from memsim.optimizers.step import Frame, Tape, by_dtype, register_step
+from memsim.optimizers.rules import Arguments, Entries, adam_moments, like
+from memsim.optimizers.step import Frame, Tape, by_dtype
 from memsim.optimizers.torch_optim.forms import TORCH, step_entry
 from memsim.optimizers.torch_optim.tape import (
     F32,
@@ -17,10 +17,10 @@ from memsim.optimizers.torch_optim.tape import (
     QUOTIENT,
     count_steps,
     decay_each,
-    form_of,
     negate_and_decay,
     negate_each,
     promoted,
+    register_forms,
     scalars,
 )
 
@@ -44,26 +44,18 @@ _ADAMW = {key: value for key, value in _ADAM.items() if key != "decoupled_weight
 @register("torch.optim.AdamW", arguments=_ADAMW, source="torch/optim/adamw.py:60, adam.py:168-191", **TORCH)
 def adam(parameter: ParameterSpec, args: Arguments) -> Entries:
     """Two moments in the parameter's dtype, three with `amsgrad`."""
-    moments = ("exp_avg", "exp_avg_sq") + (("max_exp_avg_sq",) if args["amsgrad"] else ())
-    return (step_entry(args), *(like(name, parameter) for name in moments))
+    return (step_entry(args), *(like(name, parameter) for name in adam_moments(args)))
 
 
-@register_step("torch.optim.Adam", "torch.optim.AdamW", source="torch/optim/adam.py:347-900")
-def adam_step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
-    """For-loop, foreach and fused; the fused kernel updates everything in place."""
-    tape.create_state()
-    decoupled = args.get("decoupled_weight_decay", True)
-    form = form_of(tape, args)
-    if form == "for-loop":
-        _single(tape, parameters, args, decay=not decoupled)
-    elif form == "foreach":
-        _multi(tape, parameters, args, decay=not decoupled)
+def _couples_decay(args: Arguments) -> bool:
+    """Return whether weight decay is added to the gradient: Adam's own way, never AdamW's."""
+    return not args.get("decoupled_weight_decay", True)
 
 
-def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments, *, decay: bool) -> None:
+def _single(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     with tape.frame() as local:
         for p in parameters:
-            negate_and_decay(local, p, args, decay=decay)
+            negate_and_decay(local, p, args, decay=_couples_decay(args))
             if args["capturable"]:
                 _capturable_denom(local, p, args)
             else:
@@ -87,13 +79,13 @@ def _capturable_denom(local: Frame, p: ParameterSpec, args: Arguments) -> None:
     local.receive("denom", denom)
 
 
-def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments, *, decay: bool) -> None:
+def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
     capturable = args["capturable"]
     with tape.frame() as local:
         for group in by_dtype(parameters):
             negate_each(local, group, args)
             count_steps(tape, local, on_device=capturable)
-            if decay:
+            if _couples_decay(args):
                 decay_each(local, group, args)
             local.forget("device_grads")
             if capturable:
@@ -102,3 +94,7 @@ def _multi(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments, *, 
                 local.alias("step_size", "bias_correction1")
                 local.alias("bias_correction2_sqrt", "bias_correction2")
             local.new_each("exp_avg_sq_sqrt", group)
+
+
+for _name in ("Adam", "AdamW"):
+    register_forms(f"torch.optim.{_name}", source="torch/optim/adam.py:347-900", single=_single, multi=_multi)

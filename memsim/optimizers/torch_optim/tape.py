@@ -31,13 +31,18 @@ def form_of(tape: Tape, args: Arguments) -> Form:
 
 
 def register_forms(class_path: str, *, source: str, single: StepRule, multi: StepRule, ignores: str = "") -> None:
-    """Register the step of a class that creates its state first and has a for-loop form and a foreach form."""
+    """Register the step of a class that creates its state first and has a for-loop and a foreach form.
+
+    Where it has a fused form too, that kernel updates everything in place.
+    """
+    forms = {"for-loop": single, "foreach": multi}
 
     @register_step(class_path, source=source, ignores=ignores)
     def step(tape: Tape, parameters: Sequence[ParameterSpec], args: Arguments) -> None:
         tape.create_state()
-        rule = multi if form_of(tape, args) == "foreach" else single
-        rule(tape, parameters, args)
+        rule = forms.get(form_of(tape, args))
+        if rule is not None:
+            rule(tape, parameters, args)
 
 
 def scalars(group: Sequence[ParameterSpec]) -> list[TensorSpec]:
