@@ -19,6 +19,7 @@ MAX_LABELS = 10**6
 AutocastDtype = Literal["none", "bfloat16", "float16"]
 AttnImplementation = Literal["eager", "sdpa", "flash_attention_2"]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
+Loop = Literal["plain", "accelerate", "trainer"]
 
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
 """What `transformers.TrainingArguments.optim` is with torch >= 2.8 (transformers 5.24, training_args.py:806)."""
@@ -121,6 +122,14 @@ class TrainingConfig:
     """Attention code path; `None` is the model's own default."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained; see `ParameterTable.freeze`."""
+    loop: Loop = "plain"
+    """Who runs the step: a plain PyTorch loop, Accelerate, or the Hugging Face `Trainer`."""
+    max_grad_norm: float | None = None
+    """Norm that gradients are clipped to before the optimizer's step; `None`: no clipping (the `Trainer`: 1.0)."""
+    zero_grad_set_to_none: bool = True
+    """Whether gradients are freed after each step, as is PyTorch's default; `False` keeps and zeroes them."""
+    empty_cache_steps: int | None = None
+    """`torch_empty_cache_steps` of the `Trainer`: cached memory is given back every so many steps, before backward."""
 
     def __post_init__(self) -> None:
         for name, allowed in _WORDS.items():
@@ -128,7 +137,7 @@ class TrainingConfig:
             if isinstance(value, str) and value not in allowed:
                 raise UnknownNameError(name, value, allowed, f"Allowed: {', '.join(allowed)}.")
         check_fields(self)
-        for name in ("batch_size", "seq_len", "gradient_accumulation_steps", "num_labels"):
+        for name in ("batch_size", "seq_len", "gradient_accumulation_steps", "num_labels", "empty_cache_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}.")
@@ -141,4 +150,5 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "dtype": RESOLVED_DTYPES,
     "autocast": get_args(AutocastDtype),
     "attn_implementation": get_args(AttnImplementation),
+    "loop": get_args(Loop),
 }
