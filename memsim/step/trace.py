@@ -159,6 +159,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SectionStart:
+    """The beginning of a part of a run that memsim itself drove; it lasts until the next one begins."""
+
+    name: str
+    """`load` (the model moves to the device), `first` (first micro-step, begun by making its batch), `accumulate` (one
+    that finds gradients), `zero_grad`, `steady` (one that finds none), `optimizer_step` (with its clipping)."""
+    event_index: int
+    """The first event after that; as many as there are events if none followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
     """The allocator's events of a run, from its first allocation on."""
 
@@ -172,6 +183,8 @@ class StepTrace:
     """Every phase in order, also those in which nothing was allocated or freed."""
     events: tuple[TraceEvent, ...]
     """Every event in order."""
+    sections: tuple[SectionStart, ...] = ()
+    """Every part in order, also those in which nothing happened; none where a user's program drove the run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object: holders once each, events as one list per field."""
@@ -202,6 +215,7 @@ class StepTrace:
                 "holder": indices,
             },
             "spans": [[span.step, _PHASES.index(span.phase), span.event_index] for span in self.spans],
+            "sections": [[section.name, section.event_index] for section in self.sections],
             "actions": list(_ACTIONS),
             "phases": [phase.value for phase in _PHASES],
         }
@@ -225,6 +239,7 @@ def trace_of(data: Mapping[str, Any]) -> StepTrace:
                 for step, phase, index in data["spans"]
             ),
             events=tuple(_events_of(data)),
+            sections=tuple(SectionStart(name=name, event_index=index) for name, index in data.get("sections", ())),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise OutputError(f"this is no step trace: {error!r} is missing or wrong.") from error
