@@ -182,6 +182,25 @@ def test_the_peak_is_found_and_split_by_category_and_phase():
         (Phase.FORWARD, 12 * MIB, 12 * MIB),
         (Phase.BACKWARD, 4 * MIB, 4 * MIB),
     ]
+    ends = [p.end_by_category for p in result.phases]
+    assert ends == [{"parameter": 4 * MIB}, {"activation": 8 * MIB, "parameter": 4 * MIB}, {"parameter": 4 * MIB}]
+
+
+def test_a_trace_without_segments_is_one_of_storages_which_take_what_they_asked_for():
+    parameter, activation = Holder(category=Category.PARAMETER), Holder(category=Category.ACTIVATION)
+    made = {"phase": Phase.FORWARD, "holder": activation}
+    events = (
+        event("alloc", 1, 100, phase=Phase.LOAD, holder=parameter),
+        event("alloc", 2, 7, **made),
+        *free(2, 7, **made),
+        event("alloc", 3, 5, **made),
+    )
+    result = occupancy(trace(*events))
+    assert (result.peak_requested_bytes, result.peak_allocated_bytes, result.peak_reserved_bytes) == (107, 107, 107)
+    assert by_category(result.held) == {"parameter": 100, "activation": 7}
+    assert result.phases[1].end_by_category == {"parameter": 100, "activation": 5}
+    with pytest.raises(MemsimError, match="not whole: alloc of 9 bytes at 0x3 fits no storage"):
+        occupancy(trace(*events, event("alloc", 3, 9, **made)))
 
 
 def test_an_empty_trace_has_no_peak():

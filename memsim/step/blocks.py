@@ -8,11 +8,12 @@ split has to be decided. Rules: `round_size`, `should_split`, `try_merge_blocks`
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from memsim.errors import MemsimError
-from memsim.step.trace import AllocatorSettings, TraceEvent
+from memsim.step.trace import AllocatorSettings, StepTrace, TraceEvent
 from memsim.units import MIB
 
 MIN_BLOCK_BYTES = 512
@@ -79,6 +80,83 @@ def round_request(nbytes: int, settings: AllocatorSettings) -> int:
             return nbytes
         return -(-nbytes // step) * step if step else 2 * floor
     return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+
+class Replay(Protocol):
+    """The books over a trace, kept by reading it event by event."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes that live tensors take."""
+
+    @property
+    def requested_bytes(self) -> int:
+        """Bytes that they asked for."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes that the device gave away for them."""
+
+    def apply(self, event: TraceEvent) -> Block | None:
+        """Take one event; return the block of an alloc or free."""
+
+    def live_blocks(self) -> Iterable[Block]:
+        """Return every allocated block by address."""
+
+
+def replay_of(trace: StepTrace) -> Replay:
+    """Return empty books for a trace: of blocks in segments, or of storages alone where it has no segments (a CPU)."""
+    segments = any(event.action in {"segment_alloc", "segment_map"} for event in trace.events)
+    return BlockReplay(trace.settings) if segments else StorageReplay()
+
+
+class StorageReplay:
+    """The books of a device without a caching allocator: every storage takes what it asked for."""
+
+    def __init__(self) -> None:
+        self.allocated_bytes = 0
+        self._blocks: dict[int, Block] = {}
+
+    @property
+    def requested_bytes(self) -> int:
+        """The same as `allocated_bytes`."""
+        return self.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The same as `allocated_bytes`: nothing is kept."""
+        return self.allocated_bytes
+
+    def live_blocks(self) -> Iterator[Block]:
+        """Yield every storage by address."""
+        return (self._blocks[address] for address in sorted(self._blocks))
+
+    def apply(self, event: TraceEvent) -> Block | None:
+        """Take one event; return the block of an alloc or free.
+
+        Raises:
+            MemsimError: the event does not fit what came before it, so the trace is not whole.
+        """
+        if event.action == "alloc" and event.address not in self._blocks:
+            block = Block(
+                address=event.address,
+                nbytes=event.nbytes,
+                requested_bytes=event.nbytes,
+                state="active_allocated",
+                event=event,
+            )
+            self._blocks[event.address] = block
+            self.allocated_bytes += block.nbytes
+            return block
+        freed = self._blocks.get(event.address)
+        if event.action == "free_requested" and freed is not None:
+            self.allocated_bytes -= freed.nbytes
+            return freed
+        if event.action == "free_completed" and freed is not None:
+            return self._blocks.pop(event.address)
+        raise MemsimError(
+            f"the trace is not whole: {event.action} of {event.nbytes:,} bytes at {event.address:#x} fits no storage."
+        )
 
 
 class BlockReplay:

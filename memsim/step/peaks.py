@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from memsim.ledger import Category, Phase
-from memsim.step.blocks import Block, BlockReplay
+from memsim.step.blocks import Block, Replay, replay_of
 from memsim.step.trace import Holder, Span, StepTrace
 
 OUTSIDE = "(outside of any module)"
@@ -36,6 +36,8 @@ class PhasePeak:
     """Most that the allocator held of the device."""
     by_category: dict[str, int]
     """Allocated bytes per category at the phase's peak; they add up to it."""
+    end_by_category: dict[str, int] = field(default_factory=dict)
+    """The same when the phase ended; empty in a result that was saved without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ class _Running:
     end: int = 0
     reserved: int = 0
     by_category: dict[str, int] | None = None
+    end_by_category: dict[str, int] | None = None
 
 
 def occupancy(trace: StepTrace) -> Occupancy:
@@ -102,16 +105,20 @@ def occupancy(trace: StepTrace) -> Occupancy:
     Raises:
         MemsimError: the trace is not whole.
     """
-    replay = BlockReplay(trace.settings)
+    replay = replay_of(trace)
     running: dict[tuple[int, Phase], _Running] = defaultdict(_Running)
     totals: dict[str, int] = defaultdict(int)
     peak_requested = peak_reserved = 0
     peak, peak_index = 0, -1
     begun = 0
+    before = _Running()
     for index, event in enumerate(trace.events):
         while begun < len(trace.spans) and trace.spans[begun].event_index <= index:
             _begin(running, trace.spans[begun], replay, totals)
             begun += 1
+        state = running[event.step, event.phase]
+        if state is not before:
+            before.end_by_category, before = dict(totals), state
         block = replay.apply(event)
         if block is not None and event.holder is not None and event.action != "free_completed":
             sign = 1 if event.action == "alloc" else -1
@@ -121,11 +128,11 @@ def occupancy(trace: StepTrace) -> Occupancy:
             peak, peak_index = allocated, index
         peak_requested = max(peak_requested, replay.requested_bytes)
         peak_reserved = max(peak_reserved, replay.reserved_bytes)
-        state = running[event.step, event.phase]
         state.end = allocated
         state.reserved = max(state.reserved, replay.reserved_bytes)
         if allocated > state.peak:
             state.peak, state.by_category = allocated, dict(totals)
+    before.end_by_category = dict(totals)
     for span in trace.spans[begun:]:
         _begin(running, span, replay, totals)
     at_peak = trace.events[peak_index] if peak_index >= 0 else None
@@ -141,29 +148,34 @@ def occupancy(trace: StepTrace) -> Occupancy:
     )
 
 
-def _begin(running: dict[tuple[int, Phase], _Running], span: Span, replay: BlockReplay, totals: dict[str, int]) -> None:
+def _begin(running: dict[tuple[int, Phase], _Running], span: Span, replay: Replay, totals: dict[str, int]) -> None:
     """Start a phase with what is there already."""
     state = running[span.step, span.phase]
+    state.end_by_category = dict(totals)
     state.end, state.reserved = replay.allocated_bytes, max(state.reserved, replay.reserved_bytes)
     if replay.allocated_bytes > state.peak:
         state.peak, state.by_category = replay.allocated_bytes, dict(totals)
 
 
 def _phase_peak(step: int, phase: Phase, state: _Running) -> PhasePeak:
-    categories = sorted((state.by_category or {}).items(), key=lambda item: -item[1])
     return PhasePeak(
         step=step,
         phase=phase,
         peak_allocated_bytes=state.peak,
         end_allocated_bytes=state.end,
         peak_reserved_bytes=state.reserved,
-        by_category={name: nbytes for name, nbytes in categories if nbytes},
+        by_category=_largest_first(state.by_category or {}),
+        end_by_category=_largest_first(state.end_by_category or {}),
     )
+
+
+def _largest_first(totals: Mapping[str, int]) -> dict[str, int]:
+    return {name: nbytes for name, nbytes in sorted(totals.items(), key=lambda item: -item[1]) if nbytes}
 
 
 def held_at(trace: StepTrace, event_index: int) -> tuple[HeldTensor, ...]:
     """Return everything that is alive after an event, largest first."""
-    replay = BlockReplay(trace.settings)
+    replay = replay_of(trace)
     for event in trace.events[: event_index + 1]:
         replay.apply(event)
     tensors = [tensor for block in replay.live_blocks() if (tensor := _held_tensor(block)) is not None]
