@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memsim.errors import UsageError, shown
@@ -44,7 +45,9 @@ def read_data(kind: type[_Data], data: Any, where: str = "") -> _Data:
 
 
 def _converted(value: Any, hint: Any, place: str) -> Any:
-    if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        value = _word(value, hint, place)
+    elif isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
         return read_data(hint, value, place)
     inner = get_args(hint)
     if get_origin(hint) in _UNIONS and value is not None:
@@ -53,7 +56,7 @@ def _converted(value: Any, hint: Any, place: str) -> Any:
             return _converted(value, options[0], place)
     if get_origin(hint) is tuple and isinstance(value, list):
         return tuple(_converted(item, inner[0], f"{place}[{index}]") for index, item in enumerate(value))
-    if get_origin(hint) is Mapping and isinstance(value, dict):
+    if get_origin(hint) in (Mapping, dict) and isinstance(value, dict):
         return {key: _converted(item, inner[1], f"{place}.{key}") for key, item in value.items()}
     if hint is Any:
         return tuple(_converted(item, Any, place) for item in value) if isinstance(value, list) else value
@@ -62,6 +65,23 @@ def _converted(value: Any, hint: Any, place: str) -> Any:
     if hint is int and value < 0:
         raise ValueError(f"{place} must not be negative, as {value} is")
     return value
+
+
+def _word(value: Any, kind: type[Enum], place: str) -> Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(str(member.value) for member in kind)
+        raise ValueError(f"{place} must be one of {allowed}, not {shown(value)}") from None
+
+
+def json_value(value: Any) -> Any:
+    """Return a value of JSON's own types: words for enumerations, lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 _HINTS: dict[Any, dict[str, Any]] = {}
@@ -97,7 +117,7 @@ def _fits(value: Any, hint: Any) -> bool:
         fits = any(_fits(value, option) for option in inner)
     elif origin is tuple:
         fits = isinstance(value, tuple) and all(_fits(item, inner[0]) for item in value)
-    elif origin is Mapping:
+    elif origin in (Mapping, dict):
         fits = isinstance(value, Mapping) and all(
             _fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items()
         )

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "memsim"
 ORDER = (
     ("errors",),
     ("units", "tensors", "files", "typed"),
-    ("model", "config", "ledger", "gpus"),
+    ("model", "config", "ledger", "gpus", "cuda_context"),
     ("optimizers", "catalog"),
     ("step",),
     ("imaginary_gpu", "record"),

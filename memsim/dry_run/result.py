@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from memsim.errors import OutputError
+from memsim.errors import OutputError, shown
 from memsim.files import write_new
 from memsim.ledger import Category, Phase
 from memsim.report.frames import frame_of
 from memsim.results import Unmodeled
-from memsim.step import Holder, OutOfMemory, StepTrace, TraceDevice, trace_of
-from memsim.step.peaks import HeldTensor, ModuleMemory, PhasePeak
+from memsim.step import OutOfMemory, StepTrace, TraceDevice, trace_of
+from memsim.step.held import Held, Peak
+from memsim.step.peaks import HeldTensor, PhasePeak
+from memsim.typed import json_value, read_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,45 +27,7 @@ KIND = "dry_run"
 Ending = Literal["stopped", "finished", "out_of_memory", "failed", "timed_out"]
 """`stopped`: ended by memsim after the asked steps; `finished`: the command came to its own end with exit code 0."""
 
-Moment = Literal["peak", "out_of_memory"]
-
 _TRAINING = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER_STEP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """The most memory of a run; every figure is a maximum of its own."""
-
-    step: int
-    """Step of the peak of allocated bytes, from 1."""
-    phase: Phase
-    """Phase of the peak of allocated bytes."""
-    requested_bytes: int
-    """Most that live tensors asked for."""
-    allocated_bytes: int
-    """Most that they took, rounded to blocks: `torch.cuda.max_memory_allocated()`."""
-    reserved_bytes: int
-    """Most that the allocator held of the device: `torch.cuda.max_memory_reserved()`."""
-    device_bytes: int
-    """What nvidia-smi would show beside the CUDA context."""
-    by_category: dict[str, int]
-    """Allocated bytes per category at the peak of allocated bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Who held memory at one moment."""
-
-    moment: Moment
-    """The peak, or the failed allocation that ended the run."""
-    allocated_bytes: int
-    """Bytes of all live blocks at that moment."""
-    by_category: dict[str, int]
-    """The same per category; they add up to it."""
-    modules: tuple[ModuleMemory, ...]
-    """The same per kind of module, equal layers folded; they add up to it."""
-    tensors: tuple[HeldTensor, ...]
-    """The ten largest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +94,10 @@ class DryRun:
             "ending": self.ending,
             "exit_code": self.exit_code,
             "num_steps": self.num_steps,
-            "peak": _plain(asdict(self.peak)),
-            "held": _plain(asdict(self.held)),
-            "phases": [_plain(asdict(phase)) for phase in self.phases],
-            "oom": _plain(asdict(self.oom)) if self.oom is not None else None,
+            "peak": json_value(asdict(self.peak)),
+            "held": json_value(asdict(self.held)),
+            "phases": [json_value(asdict(phase)) for phase in self.phases],
+            "oom": json_value(asdict(self.oom)) if self.oom is not None else None,
             "num_ooms": self.num_ooms,
             "advice": list(self.advice),
             "assumptions": list(self.assumptions),
@@ -166,69 +130,40 @@ class DryRun:
         write_new(path, json.dumps(self.to_dict(details=self.trace is not None)), force=force)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedDryRun:
+    """A `DryRun` as JSON holds it, beside its trace and its exit code, which a signal makes negative."""
+
+    memsim_version: str
+    command: tuple[str, ...]
+    device: TraceDevice
+    ending: Ending
+    num_steps: int
+    peak: Peak
+    held: Held
+    phases: tuple[PhasePeak, ...]
+    oom: OutOfMemory | None
+    num_ooms: int
+    advice: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    unmodeled: tuple[Unmodeled, ...]
+
+
 def dry_run_of(data: Mapping[str, Any]) -> DryRun:
     """Return the result that `DryRun.to_dict` gave.
 
     Raises:
-        KeyError, TypeError, ValueError: it is not such an object.
+        ValueError: it is not such an object; the message says where.
     """
-    if data["ending"] not in get_args(Ending):
-        raise ValueError(data["ending"])
-    trace = data.get("trace")
+    saved = read_data(_SavedDryRun, data)
+    trace, exit_code = data.get("trace"), data.get("exit_code")
+    if not isinstance(exit_code, int):
+        raise ValueError(f"exit_code must be a whole number, not {shown(exit_code)}")
     return DryRun(
-        memsim_version=data["memsim_version"],
-        command=tuple(data["command"]),
-        device=TraceDevice(**data["device"]),
-        ending=data["ending"],
-        exit_code=data["exit_code"],
-        num_steps=data["num_steps"],
-        peak=Peak(**_with_phase(data["peak"])),
-        held=_held_of(data["held"]),
-        phases=tuple(PhasePeak(**_with_phase(phase)) for phase in data["phases"]),
-        oom=OutOfMemory(**_with_phase(data["oom"])) if data["oom"] is not None else None,
-        num_ooms=data["num_ooms"],
-        advice=tuple(data["advice"]),
-        assumptions=tuple(data["assumptions"]),
-        unmodeled=tuple(Unmodeled(**item) for item in data["unmodeled"]),
+        **{field.name: getattr(saved, field.name) for field in fields(saved)},
+        exit_code=exit_code,
         trace=trace_of(trace) if trace is not None else None,
     )
-
-
-def _held_of(data: Mapping[str, Any]) -> Held:
-    return Held(
-        moment=data["moment"],
-        allocated_bytes=data["allocated_bytes"],
-        by_category=dict(data["by_category"]),
-        modules=tuple(ModuleMemory(**item) for item in data["modules"]),
-        tensors=tuple(
-            HeldTensor(
-                allocated_bytes=item["allocated_bytes"],
-                requested_bytes=item["requested_bytes"],
-                holder=_holder_of(item["holder"]),
-            )
-            for item in data["tensors"]
-        ),
-    )
-
-
-def _holder_of(data: Mapping[str, Any]) -> Holder:
-    shape = data["shape"]
-    return Holder(
-        **{**data, "category": Category(data["category"]), "shape": tuple(shape) if shape is not None else None}
-    )
-
-
-def _with_phase(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {**data, "phase": Phase(data["phase"])}
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of JSON's own types: words for enumerations, lists for tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.value if isinstance(value, (Category, Phase)) else value
 
 
 def _phase_row(phase: PhasePeak) -> dict[str, Any]:

@@ -14,20 +14,19 @@ from pathlib import Path
 from memsim import __version__
 from memsim.dry_run.advice import advice_for
 from memsim.dry_run.process import Ended, run_command
-from memsim.dry_run.result import DryRun, Ending, Held, Peak
+from memsim.dry_run.result import DryRun, Ending
 from memsim.errors import MemsimError, UsageError
 from memsim.gpus import GPU, find_gpu
 from memsim.record.recording import Recording, recordings_in
 from memsim.results import Unmodeled
 from memsim.step import OutOfMemory, StepTrace
-from memsim.step.peaks import HeldTensor, Occupancy, by_category, by_module, held_at, occupancy
+from memsim.step.held import Held, Peak, held
+from memsim.step.peaks import Occupancy, by_category, held_at, occupancy
 
 DEFAULT_GPU = "A100"
 """The GPU of a dry run that names none; with 80 GB."""
 DEFAULT_STEPS = 3
 """First step (state is created), second, and a steady one."""
-NUM_TENSORS = 10
-"""Tensors that a result lists."""
 
 _SITE = Path(__file__).resolve().parents[1] / "record" / "watch" / "site"
 _ASSUMPTIONS = (
@@ -175,7 +174,6 @@ def _result(command: Sequence[str], gpu: GPU, ended: Ended, recordings: Sequence
     found = occupancy(recording.trace)
     ending = _ending(recording, ended)
     oom = recording.ooms[-1] if recording.ooms else None
-    held = _held(recording.trace, found, ran_out=ending == "out_of_memory")
     stats = recording.trace.stats
     return DryRun(
         memsim_version=__version__,
@@ -193,7 +191,7 @@ def _result(command: Sequence[str], gpu: GPU, ended: Ended, recordings: Sequence
             device_bytes=found.peak_reserved_bytes,
             by_category=by_category(found.held),
         ),
-        held=held,
+        held=_held(recording.trace, found, ran_out=ending == "out_of_memory"),
         phases=found.phases,
         oom=oom,
         num_ooms=max(len(recording.ooms), stats.num_ooms),
@@ -215,16 +213,9 @@ def _ending(recording: Recording, ended: Ended) -> Ending:
 
 
 def _held(trace: StepTrace, found: Occupancy, *, ran_out: bool) -> Held:
-    tensors: tuple[HeldTensor, ...] = found.held
     if ran_out:
-        tensors = held_at(trace, _last_oom(trace))
-    return Held(
-        moment="out_of_memory" if ran_out else "peak",
-        allocated_bytes=sum(tensor.allocated_bytes for tensor in tensors),
-        by_category=by_category(tensors),
-        modules=by_module(tensors),
-        tensors=tensors[:NUM_TENSORS],
-    )
+        return held(held_at(trace, _last_oom(trace)), "out_of_memory")
+    return held(found.held, "peak")
 
 
 def _last_oom(trace: StepTrace) -> int:
