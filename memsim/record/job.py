@@ -21,8 +21,8 @@ class RecordJob:
     """One recording: which model, which training, which part of it.
 
     A `program` job runs without an optimizer, in these sections: `load`, `first`, `accumulate` (a micro-step that
-    finds gradients), `zero_grad`, `steady`, `zero_grad`, `steady` once more, which must equal the one before. A `run` job
-    runs the whole loop of `training`: per step its micro-steps (`first` in step 1, then `steady`, each followed by
+    finds gradients), `zero_grad`, `steady`, `zero_grad`, `steady` once more, which must equal the one before. A `run`
+    job runs the whole loop of `training`: per step its micro-steps (`first` in step 1, then `steady`, each followed by
     `accumulate` for the further ones), `optimizer_step` with clipping, and `zero_grad`.
     """
 

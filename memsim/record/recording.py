@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 
 from memsim.errors import MemsimError
 from memsim.ledger import Category, Phase
-from memsim.step import AllocatorSettings, AllocatorStats, Holder, OutOfMemory, Span, StepTrace, TraceDevice, TraceEvent
+from memsim.step import (
+    AllocatorSettings,
+    AllocatorStats,
+    Holder,
+    OutOfMemory,
+    SectionStart,
+    Span,
+    StepTrace,
+    TraceDevice,
+    TraceEvent,
+)
 from memsim.units import KIB
 
 SCHEMA = 1
@@ -136,6 +146,7 @@ def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark]) -> StepTrace:
         zip(*(data["events"][name] for name in ("action", "address", "nbytes", "stream", "line")), strict=True)
     )
     lives, life_of = _lives(events, data["lines"], data["sightings"], marks)
+    counts = _positions(events)
     raw = [_Mark(*row) for row in data["marks"]]
     judge = _Judge(marks=marks, raw=raw, position=data["position"], workspaces=_workspace_sizes(data))
     holders = [judge.holder(life) for life in lives]
@@ -159,7 +170,20 @@ def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark]) -> StepTrace:
             )
             for event, (mark, life) in zip(events, life_of, strict=True)
         ),
+        sections=tuple(
+            SectionStart(name=name, event_index=bisect_left(counts, position)) for position, name in data["sections"]
+        ),
     )
+
+
+def _positions(events: Sequence[tuple[Any, ...]]) -> list[int]:
+    """Return for each event the position before it; for a completed free that of its request."""
+    counts = []
+    position = 0
+    for action, *_ in events:
+        counts.append(position - (action == "free_completed"))
+        position += action in _COUNTED
+    return counts
 
 
 def _spans(marks: Sequence[_Mark], mark_of: Sequence[int]) -> Iterator[Span]:
@@ -189,8 +213,8 @@ def _lives(
             while waiting is not None and waiting[0] <= position:
                 _attach(waiting, lives, living)
                 waiting = next(seen, None)
-        while mark + 1 < len(marks) and marks[mark + 1].position <= position:
-            mark += 1
+        while action != "free_completed" and mark + 1 < len(marks) and marks[mark + 1].position <= position:
+            mark += 1  # a block that goes is gone at once: both of its events were before the next mark
         life = living.get(address, -1) if action.startswith(("alloc", "free_")) else -1
         if action == "alloc":
             life = living[address] = len(lives)

@@ -66,29 +66,31 @@ def watch_this_process(settings: str) -> None:
     data = json.loads(settings)
 
     def torch_is_there(torch: ModuleType) -> None:
-        from .program import Watch
+        from .program import Program
 
-        Watch(torch, folder=Path(data["folder"]), max_steps=data["steps"]).install()
+        Program(torch, folder=Path(data["folder"]), max_steps=data["steps"]).install()
 
     callbacks: dict[str, Callback] = {
         "torch": torch_is_there,
-        "safetensors.torch": _with_watch(lambda watch, module: watch.announce(module, "save_file", "save")),
-        "transformers.generation.stopping_criteria": _with_watch(
-            lambda watch, module: watch.generation.criteria_are_there(module)
+        "safetensors.torch": _with_program(lambda program, module: program.watch.announce(module, "save_file", "save")),
+        "transformers.generation.stopping_criteria": _with_program(
+            lambda program, module: program.generation.criteria_are_there(module)
         ),
-        "transformers.generation.utils": _with_watch(lambda watch, module: watch.generation.loop_is_there(module)),
+        "transformers.generation.utils": _with_program(
+            lambda program, module: program.generation.loop_is_there(module)
+        ),
     }
     sys.meta_path.insert(0, _AfterImport(callbacks))
 
 
-def _with_watch(then: Callable[[Any, ModuleType], None]) -> Callback:
-    """Return a callback that gets the watch over this process, and does nothing where torch was never imported."""
+def _with_program(then: Callable[[Any, ModuleType], None]) -> Callback:
+    """Return a callback that gets what watches this process, and does nothing where torch was never imported."""
 
     def callback(module: ModuleType) -> None:
         from .program import current
 
-        watch = current()
-        if watch is not None:
-            then(watch, module)
+        program = current()
+        if program is not None:
+            then(program, module)
 
     return callback

@@ -29,9 +29,10 @@ class Sighting(NamedTuple):
 class Sightings:
     """Everything that was seen; it holds addresses, never tensors."""
 
-    def __init__(self, torch: Any, tape: Any) -> None:
+    def __init__(self, torch: Any, tape: Any, device_type: str = "cuda") -> None:
         self._torch = torch
         self._tape = tape
+        self._device_type = device_type
         self.seen: list[Sighting] = []
         self._last: dict[tuple[str, str], tuple[int, int]] = {}
         self._parameter_names: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -144,7 +145,7 @@ class Sightings:
     def _see(self, kind: str, name: str, tensor: Any, *, op: str = "", steady: bool = False) -> None:
         """Note one tensor; `steady`: not again while it stays where it was."""
         try:
-            if tensor is None or tensor.device.type != "cuda" or tensor.device.index not in {0, None}:
+            if tensor is None or tensor.device.type != self._device_type or tensor.device.index not in {0, None}:
                 return
             if type(tensor).__name__ == "FakeTensor":  # torch.compile's, of no storage
                 return

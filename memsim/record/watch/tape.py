@@ -7,6 +7,7 @@ and is exact for every thread: event number `n` of the history happened between 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -23,20 +24,18 @@ class Mark(NamedTuple):
 class Tape:
     """The marks of one process."""
 
-    def __init__(self, torch: Any) -> None:
-        self._statistics = torch._C._cuda_memoryStats
+    def __init__(self, position: Callable[[], int]) -> None:
+        self._position = position
         self.recording = False
         self.step = 1
         self.phase = "load"
         self.marks: list[Mark] = [Mark(0, 1, "load", "", "")]
+        self.sections: list[tuple[int, str]] = []
         self._paths = threading.local()
 
     def position(self) -> int:
-        """Return how many allocations and frees there were; 0 before the first use of CUDA."""
-        if not self.recording:
-            return 0
-        counts = self._statistics(0)["allocation"]["all"]
-        return int(counts["allocated"] + counts["freed"])
+        """Return how many allocations and frees there were; 0 before anything is recorded."""
+        return self._position() if self.recording else 0
 
     @property
     def modules(self) -> list[Any]:
@@ -57,6 +56,10 @@ class Tape:
             self.marks[-1] = mark  # nothing was allocated in that module
         else:
             self.marks.append(mark)
+
+    def section(self, name: str) -> None:
+        """Begin a part of a run; see `SectionStart` of memsim/step/trace.py."""
+        self.sections.append((self.position(), name))
 
     def enter(self, phase: str) -> None:
         """Begin a phase, outside of any module."""

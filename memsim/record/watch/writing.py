@@ -92,19 +92,21 @@ def call_stack(frame: FrameType | None) -> Place:
     ]
 
 
-def write_recording(watch: Any, *, ended: str, num_steps: int) -> None:
-    """Write `recording-PID.json` whole into the folder of the run."""
+def write_recording(
+    path: Path, watch: Any, history: Any, *, ended: str, ended_by_oom: bool, notes: Sequence[str]
+) -> None:
+    """Write what was recorded since `history` was started into one file, whole or not at all."""
     torch = watch.torch
-    statistics = torch._C._cuda_memoryStats(0)
+    statistics = torch._C._cuda_memoryStats(history.device)
     position = watch.tape.position()
     snapshot = torch.cuda.memory._snapshot()
-    properties = torch.cuda.get_device_properties(0)
+    properties = torch.cuda.get_device_properties(history.device)
     data = {
         "schema": SCHEMA,
         "pid": os.getpid(),
         "ended": ended,
-        "ended_by_oom": isinstance(getattr(sys, "last_value", None), torch.cuda.OutOfMemoryError),
-        "num_steps": num_steps,
+        "ended_by_oom": ended_by_oom,
+        "num_steps": watch.num_steps,
         "position": position,
         "device": {
             "name": properties.name,
@@ -115,22 +117,21 @@ def write_recording(watch: Any, *, ended: str, num_steps: int) -> None:
         "settings": _settings(snapshot.get("allocator_settings", {})),
         "stats": _stats(statistics),
         "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
-        **_history(snapshot, os.path.dirname(torch.__path__[0])),
+        **_history(snapshot["device_traces"][history.device :], os.path.dirname(torch.__path__[0])),
         "marks": watch.tape.marks,
+        "sections": watch.tape.sections,
         "sightings": watch.sightings.seen,
-        "ooms": watch.ooms,
-        "notes": [*watch.notes, *_notes(torch, snapshot)],
+        "ooms": history.ooms,
+        "notes": [*notes, *_notes(torch, snapshot)],
     }
-    path = watch.folder / f"recording-{os.getpid()}.json"
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
     unfinished.replace(path)
 
 
-def _history(snapshot: Any, torch_folder: str) -> dict[str, Any]:
+def _history(traces: Any, torch_folder: str) -> dict[str, Any]:
     lines = Lines(torch_folder)
     columns: dict[str, list[Any]] = {"action": [], "address": [], "nbytes": [], "stream": [], "line": []}
-    traces = snapshot["device_traces"]
     for entry in traces[0] if traces else ():
         if entry["action"] not in _ACTIONS:
             continue
