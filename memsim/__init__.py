@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from memsim.comparison import Comparison
     from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
     from memsim.dry_run.result import DryRun
     from memsim.errors import MemsimError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from memsim.saved import load
 
 _HOMES = {
+    "Comparison": "memsim.comparison",
     "DryRun": "memsim.dry_run.result",
     "Estimate": "memsim.results",
     "Estimates": "memsim.results",
@@ -37,6 +39,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
     "DryRun",
     "Estimate",
     "Estimates",

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from memsim.comparison import KIND as COMPARISON
+from memsim.comparison import Comparison, comparison_of
 from memsim.dry_run.result import KIND as DRY_RUN
 from memsim.dry_run.result import DryRun, dry_run_of
 from memsim.errors import OutputError, UsageError, shown
 from memsim.results import SCHEMA, Estimate, Estimates, estimates_of
 
 
-def load(path: str | Path) -> Estimate | Estimates | DryRun:
+def load(path: str | Path) -> Estimate | Estimates | DryRun | Comparison:
     """Read back what `save` wrote.
 
     Raises:
@@ -30,6 +32,8 @@ def load(path: str | Path) -> Estimate | Estimates | DryRun:
     try:
         if data["schema"] != SCHEMA:
             raise OutputError(f"{str(path)!r} has schema {shown(data['schema'])}; this memsim reads schema {SCHEMA}.")
+        if data.get("kind") == COMPARISON:
+            return comparison_of(data)
         return dry_run_of(data) if data.get("kind") == DRY_RUN else estimates_of(data)
     except (KeyError, TypeError, AttributeError) as error:
         raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error!r} is missing or wrong.") from error

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from memsim.errors import MemsimError
 from memsim.step import StepTrace, TraceEvent
-from memsim.step.blocks import Block, BlockReplay, Segment
+from memsim.step.blocks import Block, BlockReplay, Segment, has_segments
 
 _PROTOCOL = 4
 """The viewer in the browser reads pickles of protocol 2 to 4."""
@@ -20,8 +21,12 @@ def snapshot_of(trace: StepTrace) -> dict[str, Any]:
     """Return a snapshot of plain lists, dicts, numbers and strings: every event, and the segments after the last one.
 
     Raises:
-        MemsimError: the trace is not whole.
+        MemsimError: the trace is not whole, or of a device without a caching allocator.
     """
+    if trace.events and not has_segments(trace):
+        raise MemsimError(
+            "a snapshot shows the segments of CUDA's allocator: this run was on the CPU and has no segments."
+        )
     replay = BlockReplay(trace.settings)
     for event in trace.events:
         replay.apply(event)

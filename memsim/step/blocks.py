@@ -106,8 +106,12 @@ class Replay(Protocol):
 
 def replay_of(trace: StepTrace) -> Replay:
     """Return empty books for a trace: of blocks in segments, or of storages alone where it has no segments (a CPU)."""
-    segments = any(event.action in {"segment_alloc", "segment_map"} for event in trace.events)
-    return BlockReplay(trace.settings) if segments else StorageReplay()
+    return BlockReplay(trace.settings) if has_segments(trace) else StorageReplay()
+
+
+def has_segments(trace: StepTrace) -> bool:
+    """Return whether a caching allocator made the trace."""
+    return any(event.action in {"segment_alloc", "segment_map"} for event in trace.events)
 
 
 class StorageReplay:

@@ -1,0 +1,292 @@
+"""`Prediction`: what a step is expected to hold, phase by phase, in the form that a measurement is held against."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from memsim.config import TrainingConfig
+from memsim.ledger import Category, Phase
+from memsim.model import ModelSpec, ParameterSpec
+from memsim.optimizers import Assignment, assign, state_of
+from memsim.optimizers.gradients import clip_grad_norm_events
+from memsim.optimizers.rules import StateEntry
+from memsim.optimizers.state import OptimizerState
+from memsim.optimizers.step import group_step_events, step_source
+from memsim.optimizers.step_event import StepEvent
+from memsim.step import AllocatorSettings, Holder, StepTrace
+from memsim.step.blocks import round_request
+from memsim.step.peaks import HeldTensor, occupancy
+from memsim.tensors import TensorSpec
+
+Totals = Mapping[Category, int]
+"""Bytes per category; a category that is not there is not predicted."""
+
+STATIC = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+"""Categories that follow from shapes alone."""
+
+TRAINER_GRAD_NORM = 1.0
+"""`max_grad_norm` of `transformers.TrainingArguments` (transformers 5.24, training_args.py)."""
+
+_INNER = re.compile(r"[.\[]")
+"""Where the path into a nested value begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedPhase:
+    """The memory of one phase of one step, as far as it is predicted."""
+
+    step: int
+    """Training step, from 1."""
+    phase: Phase
+    """The phase."""
+    peak: Totals | None = None
+    """Allocated bytes at the phase's peak; `None`: not predicted."""
+    end: Totals | None = None
+    """The same when the phase ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is expected of a run, before it runs."""
+
+    model: str
+    """Name of the model."""
+    config: TrainingConfig
+    """Every choice, resolved."""
+    phases: tuple[PredictedPhase, ...]
+    """Phases of which something is predicted."""
+    held: tuple[HeldTensor, ...]
+    """Every tensor that is expected at one moment."""
+    held_at: Literal["end", "peak"]
+    """That moment: the end of the last optimizer step (of `STATIC` categories only), or the peak of the run."""
+    optimizer_state: Mapping[str, int]
+    """Bytes of the tensors of each key of `optimizer.state`, not rounded, every storage once."""
+    peak_allocated_bytes: int | None = None
+    """Most that live tensors take; `None`: not predicted."""
+    peak_reserved_bytes: int | None = None
+    """Most that the allocator holds; `None`: not predicted."""
+    notes: tuple[str, ...] = ()
+    """What was assumed and what is not predicted, in sentences."""
+
+
+def block_bytes(nbytes: int, settings: AllocatorSettings | None) -> int:
+    """Return what a tensor of `nbytes` takes: a block of the caching allocator, or itself where there is none.
+
+    Args:
+        nbytes: bytes of the tensor's storage; an empty one takes nothing.
+        settings: of CUDA's caching allocator; `None` for the CPU.
+    """
+    return nbytes if settings is None or nbytes == 0 else round_request(nbytes, settings)
+
+
+def prediction_of_trace(
+    trace: StepTrace, *, model: str, config: TrainingConfig, notes: Sequence[str] = ()
+) -> Prediction:
+    """Return the prediction that a simulated run stands for: every category of every phase.
+
+    Raises:
+        MemsimError: the trace is not whole.
+    """
+    found = occupancy(trace)
+    state: dict[str, int] = {}
+    for event in trace.events:
+        if event.action == "alloc" and event.holder is not None and event.holder.category is Category.OPTIMIZER_STATE:
+            key = state_key(event.holder.name)
+            state[key] = state.get(key, 0) + event.nbytes
+    return Prediction(
+        model=model,
+        config=config,
+        phases=tuple(
+            PredictedPhase(
+                step=phase.step,
+                phase=phase.phase,
+                peak=_complete(phase.by_category),
+                end=_complete(phase.end_by_category),
+            )
+            for phase in found.phases
+        ),
+        held=found.held,
+        held_at="peak",
+        optimizer_state=state,
+        peak_allocated_bytes=found.peak_allocated_bytes,
+        peak_reserved_bytes=found.peak_reserved_bytes,
+        notes=tuple(notes),
+    )
+
+
+def state_key(name: str) -> str:
+    """Return the key of `optimizer.state[p]` in a holder's name or an entry's (`exp_avg.codes of h.0.attn.weight`)."""
+    return _INNER.split(name.partition(" of ")[0], maxsplit=1)[0]
+
+
+def _complete(by_category: Mapping[str, int]) -> Totals:
+    return {category: by_category.get(category.value, 0) for category in Category}
+
+
+def static_prediction(
+    spec: ModelSpec, config: TrainingConfig, *, num_steps: int = 2, settings: AllocatorSettings | None = None
+) -> Prediction:
+    """Return what follows from shapes alone: parameters, buffers, gradients, optimizer state, the optimizer's step.
+
+    Args:
+        spec: the model, its frozen parameters marked.
+        config: the training; its optimizer decides state and step.
+        num_steps: training steps that will be measured.
+        settings: of CUDA's caching allocator, which rounds every tensor to a block; `None` for the CPU.
+
+    Raises:
+        UsageError: the optimizer does not take a parameter that it is given.
+    """
+    parts = assign(config.optimizer, spec.table)
+    static = _Static(spec=spec, parts=parts, state=state_of(parts), settings=settings)
+    clip = config.max_grad_norm if config.max_grad_norm is not None or config.loop != "trainer" else TRAINER_GRAD_NORM
+    reasons = tuple(_unmodelled(parts))
+    phases = [PredictedPhase(step=1, phase=Phase.LOAD, end=static.loaded())]
+    for step in range(1, num_steps + 1):
+        first = step == 1
+        before, after = static.before_step(first=first), static.before_step(first=False)
+        peak = None if reasons else static.step_peak(before, first=first, clips=bool(clip))
+        phases.append(PredictedPhase(step=step, phase=Phase.BACKWARD, end=before))
+        phases.append(PredictedPhase(step=step, phase=Phase.OPTIMIZER_STEP, peak=peak, end=after))
+    return Prediction(
+        model=spec.name,
+        config=config,
+        phases=tuple(phases),
+        held=tuple(sorted(static.held(), key=lambda tensor: -tensor.allocated_bytes)),
+        held_at="end",
+        optimizer_state=static.bytes_by_key(),
+        notes=(*spec.assumptions, *reasons),
+    )
+
+
+def _unmodelled(parts: Assignment) -> Iterator[str]:
+    for optimizer, parameters in parts:
+        trained = [p for p in parameters if p.requires_grad]
+        reason = step_source(optimizer, trained).reason if trained else ""
+        if reason:
+            yield f"Temporaries of {optimizer.name}.step() are not predicted: {reason}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Static:
+    """What of a step follows from shapes."""
+
+    spec: ModelSpec
+    parts: Assignment
+    state: OptimizerState
+    settings: AllocatorSettings | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.settings is None
+
+    def loaded(self) -> Totals:
+        table = self.spec.table
+        made = sum(block for _, _, block, constructor in self._entries() if constructor)
+        return {
+            Category.PARAMETER: sum(self._block(p.tensor) for p in table.unique),
+            Category.BUFFER: sum(self._block(b.tensor) for b in table.buffers),
+            Category.OPTIMIZER_STATE: made,
+        }
+
+    def before_step(self, *, first: bool) -> Totals:
+        made = sum(block for _, _, block, constructor in self._entries() if constructor or not first)
+        gradients = sum(self._block(p.tensor) for p in self._with_gradient())
+        return {**self.loaded(), Category.GRADIENT: gradients, Category.OPTIMIZER_STATE: made}
+
+    def step_peak(self, before: Totals, *, first: bool, clips: bool) -> Totals:
+        """Return the categories at the worst moment of clipping and `step()`; nothing else changes in between."""
+        groups = [(optimizer, [p for p in parameters if p.requires_grad]) for optimizer, parameters in self.parts]
+        groups = [group for group in groups if group[1]]
+        events: list[StepEvent] = []
+        if clips:
+            events += _ended(clip_grad_norm_events(self._with_gradient(), on_cpu=self.on_cpu))
+        events += group_step_events(groups, first_step=first, on_cpu=self.on_cpu)
+        live = dict.fromkeys(("temporary", "optimizer_state"), 0)
+        peak = dict(live)
+        for event in events:
+            sign = 1 if event.action == "alloc" else -1
+            live[event.category] += sign * self._block(event.tensor)
+            if sum(live.values()) > sum(peak.values()):
+                peak = dict(live)
+        return {
+            **before,
+            Category.OPTIMIZER_STATE: before[Category.OPTIMIZER_STATE] + peak["optimizer_state"],
+            Category.TEMPORARY: peak["temporary"],
+        }
+
+    def held(self) -> Iterator[HeldTensor]:
+        table = self.spec.table
+        for category, name, tensor in (
+            *((Category.PARAMETER, p.name, p.tensor) for p in table.unique),
+            *((Category.BUFFER, b.name, b.tensor) for b in table.buffers),
+            *((Category.GRADIENT, p.name, p.tensor) for p in self._with_gradient()),
+        ):
+            yield _held(category, name, name, tensor, self._block(tensor))
+        for owner, entry, block, _ in self._entries():
+            yield _held(
+                Category.OPTIMIZER_STATE, f"{entry.name} of {owner}", owner, entry.storage or entry.tensor, block
+            )
+
+    def bytes_by_key(self) -> dict[str, int]:
+        totals: dict[str, int] = {}
+        for _, entry, _, _ in self._entries():
+            key = state_key(entry.name)
+            totals[key] = totals.get(key, 0) + entry.nbytes
+        return totals
+
+    def _with_gradient(self) -> list[ParameterSpec]:
+        kept = {
+            p.name
+            for optimizer, parameters in self.parts
+            for p in parameters
+            if p.requires_grad and not optimizer.gradients_live_one_at_a_time
+        }
+        return [p for p in self.spec.table.unique if p.name in kept]
+
+    def _entries(self) -> Iterator[tuple[str, StateEntry, int, bool]]:
+        """Yield every storage of the state once: its parameter, its bytes, and whether the constructor makes it."""
+        constructed = {
+            p.name
+            for optimizer, parameters in self.parts
+            if optimizer.rule.created == "constructor"
+            for p in parameters
+        }
+        shared: set[str] = set()
+        for parameter, entries in self.state.by_parameter:
+            for entry in entries:
+                tensor = entry.storage or entry.tensor
+                if tensor.is_python_number or entry.shared in shared or not self._is_here(tensor):
+                    continue
+                if entry.shared is not None:
+                    shared.add(entry.shared)
+                yield parameter.name, entry, self._block(tensor), parameter.name in constructed
+
+    def _is_here(self, tensor: TensorSpec) -> bool:
+        """Whether the measured allocator has it: on the CPU all that is there is host memory."""
+        return self.on_cpu or tensor.device == "device"
+
+    def _block(self, tensor: TensorSpec) -> int:
+        return block_bytes(tensor.nbytes, self.settings) if self._is_here(tensor) else 0
+
+
+def _held(category: Category, name: str, owner: str, tensor: TensorSpec, allocated_bytes: int) -> HeldTensor:
+    holder = Holder(
+        category=category,
+        module=owner.rpartition(".")[0],
+        name=name,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+    )
+    return HeldTensor(allocated_bytes=allocated_bytes, requested_bytes=tensor.nbytes, holder=holder)
+
+
+def _ended(events: Iterable[StepEvent]) -> list[StepEvent]:
+    """Return the events, and the end of what they hand on: the plain loop does not keep the norm."""
+    events = list(events)
+    freed = {event.key for event in events if event.action == "free"}
+    left = [event for event in events if event.action == "alloc" and event.key not in freed]
+    return [*events, *(event._replace(action="free") for event in left)]
