@@ -128,6 +128,10 @@ class TrainingConfig:
     """Norm that gradients are clipped to before the optimizer's step; `None`: no clipping (the `Trainer`: 1.0)."""
     zero_grad_set_to_none: bool = True
     """Whether gradients are freed after each step, as is PyTorch's default; `False` keeps and zeroes them."""
+    gpu: str | None = None
+    """GPU that runs it: a name or a memory size; `None`: kernels are those of an A100, and memory has no end."""
+    alloc_conf: str = ""
+    """Settings of PyTorch's caching allocator, as in `PYTORCH_ALLOC_CONF`."""
     empty_cache_steps: int | None = None
     """`torch_empty_cache_steps` of the `Trainer`: cached memory is given back every so many steps, before backward."""
 

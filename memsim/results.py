@@ -13,7 +13,9 @@ from memsim.errors import OutputError
 from memsim.files import write_new
 from memsim.optimizers import StateRow
 from memsim.report.frames import frame_of
-from memsim.typed import read_data
+from memsim.step.held import Held, Peak
+from memsim.step.peaks import PhasePeak
+from memsim.typed import json_value, read_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,6 +112,62 @@ class Unmodeled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the forward and backward of a step were recorded with."""
+
+    torch: str
+    """Version of torch."""
+    transformers: str
+    """Version of transformers."""
+    compute_capability: str
+    """Of the imaginary GPU, `"8.0"`: kernels are chosen by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Whether a step fits on a GPU."""
+
+    gpu: str
+    """The driver's name of the GPU."""
+    total_bytes: int
+    """Memory of the GPU."""
+    context_bytes: int
+    """What the CUDA context takes of it."""
+    needed_bytes: int
+    """Reserved memory at its peak and the context, on a GPU without limit where it does not fit on this one."""
+    fits: bool
+    """Whether no allocation fails."""
+    num_retries: int
+    """How often cached memory had to be given back before an allocation succeeded: each one stops the GPU."""
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left at the peak, 0 where it does not fit."""
+        return max(self.total_bytes - self.needed_bytes, 0) if self.fits else 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is missing where it does not fit."""
+        return 0 if self.fits else max(self.needed_bytes - self.total_bytes, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeStep:
+    """Forward, backward and optimizer step, replayed through the caching allocator."""
+
+    peak: Peak
+    """The most memory; `device_bytes` is what nvidia-smi would show."""
+    phases: tuple[PhasePeak, ...]
+    """Every phase of step 1 and of a steady step, in order."""
+    held: Held
+    """Whose memory it was at the peak."""
+    why: str
+    """Where the peak is and what makes it, in a sentence."""
+    recorded: Recorded
+    """What forward and backward were recorded with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The memory of one training step, before anything runs."""
 
@@ -131,11 +189,20 @@ class Estimate:
     """What `step()` needs on top for a moment; `None` where that is not known (see `unmodeled`)."""
     optimizer_state: Iterable[StateRow] | None
     """Every state entry of every parameter; `None` where the estimate was saved without them."""
+    whole_step: WholeStep | None = None
+    """The whole step; `None` where none was recorded (see `unmodeled`)."""
+    fit: Fit | None = None
+    """Whether it fits on the GPU that was named; `None` where none was named, or no step was recorded."""
 
     @property
-    def peak(self) -> None:
-        """The peak of the whole step; `None`, because no step has been recorded (see `unmodeled`)."""
-        return None
+    def peak(self) -> Peak | None:
+        """The peak of the whole step; `None` where none was recorded (see `unmodeled`)."""
+        return self.whole_step.peak if self.whole_step is not None else None
+
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Every phase of step 1 and of a steady step; empty where none was recorded."""
+        return self.whole_step.phases if self.whole_step is not None else ()
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -154,8 +221,8 @@ class Estimate:
             "unmodeled": [asdict(item) for item in self.unmodeled],
             "static": asdict(self.static),
             "optimizer_step": _step_json(self.optimizer_step),
-            "peak": None,
-            "phases": [],
+            **_whole_json(self.whole_step),
+            "fit": _fit_json(self.fit),
         }
         if details:
             data["optimizer_state"] = [row._asdict() for row in self.state_rows()]
@@ -219,6 +286,17 @@ class Estimates:
         write_new(path, json.dumps(self.to_dict(details=True)), force=force)
 
 
+def _whole_json(whole: WholeStep | None) -> dict[str, Any]:
+    if whole is None:
+        return {"peak": None, "phases": [], "held": None, "why": "", "recorded": None}
+    data: dict[str, Any] = json_value(asdict(whole))
+    return data
+
+
+def _fit_json(fit: Fit | None) -> dict[str, Any] | None:
+    return {**asdict(fit), "left_bytes": fit.left_bytes, "missing_bytes": fit.missing_bytes} if fit else None
+
+
 def _step_json(step: OptimizerStep | None) -> dict[str, int] | None:
     if step is None:
         return None
@@ -242,6 +320,19 @@ def _total_row(estimate: Estimate) -> dict[str, Any]:
         **(_step_json(estimate.optimizer_step) or dict.fromkeys(_STEP_COLUMNS)),
         "static_device_bytes": estimate.static.device_bytes,
         "bytes_per_parameter": estimate.bytes_per_parameter,
+        **_peak_columns(estimate),
+    }
+
+
+def _peak_columns(estimate: Estimate) -> dict[str, Any]:
+    peak, fit = estimate.peak, estimate.fit
+    names = ("requested_bytes", "allocated_bytes", "reserved_bytes", "device_bytes")
+    return {
+        **{f"peak_{name}": getattr(peak, name) if peak else None for name in names},
+        "peak_step": peak.step if peak else None,
+        "peak_phase": peak.phase.value if peak else None,
+        "gpu": fit.gpu if fit else None,
+        "fits": fit.fits if fit else None,
     }
 
 
@@ -271,12 +362,13 @@ def estimates_of(data: Mapping[str, Any]) -> Estimate | Estimates:
 
 def _estimate_of(data: Mapping[str, Any]) -> Estimate:
     saved = read_data(_SavedEstimate, data)
-    return Estimate(**{field.name: getattr(saved, field.name) for field in fields(saved)})
+    whole = read_data(WholeStep, data) if data.get("peak") is not None else None
+    return Estimate(**{field.name: getattr(saved, field.name) for field in fields(saved)}, whole_step=whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SavedEstimate:
-    """An `Estimate` as JSON holds it."""
+    """An `Estimate` as JSON holds it, beside the whole step, whose fields stand among its own."""
 
     memsim_version: str
     model: ModelSummary
@@ -287,3 +379,4 @@ class _SavedEstimate:
     static: StaticMemory
     optimizer_step: SavedOptimizerStep | None
     optimizer_state: tuple[StateRow, ...] | None = None
+    fit: Fit | None = None

@@ -345,7 +345,7 @@ def test_names_of_any_length_are_cut_in_messages(cli):
 
 def test_a_narrow_terminal_breaks_no_figure():
     from memsim import compare
-    from memsim.report.tables import render_estimates
+    from memsim.report.estimates import render_estimates
 
     estimates = compare(MODEL, ["adamw_torch", "adafactor"])
     for width in (40, 80, 100):

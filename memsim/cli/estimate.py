@@ -9,7 +9,7 @@ from memsim.cli.output import Output, output_options
 from memsim.config import TrainingConfig
 from memsim.errors import MemsimError
 from memsim.estimator import estimate_all
-from memsim.report.tables import render_estimates
+from memsim.report.estimates import render_estimates
 from memsim.results import Estimates
 
 

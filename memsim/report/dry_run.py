@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from memsim.dry_run.result import DryRun
-from memsim.ledger import Category
-from memsim.report.tables import plain_table, render_parts
+from memsim.report.held import held_parts, phase_parts
+from memsim.report.tables import render_parts
 from memsim.step import OutOfMemory
-from memsim.step.peaks import HeldTensor
 from memsim.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_NUM_MODULES = 12
-_UNNAMED = {Category.WORKSPACE: "cuBLAS workspace", Category.COMMUNICATION: "torch.distributed"}
 _ENDINGS = {
     "stopped": "ended by memsim after {steps}",
     "finished": "came to its end after {steps}",
@@ -31,7 +28,13 @@ _ENDINGS = {
 
 def render_dry_run(run: DryRun, *, width: int | None = None, color: bool = False) -> str:
     """Return the peaks, who held them, the ten largest tensors, every phase, and what was assumed."""
-    parts: tuple[Table | Text, ...] = (*_heading(run), *_failure(run), *_holders(run), *_phases(run), *_notes(run))
+    parts: tuple[Table | Text, ...] = (
+        *_heading(run),
+        *_failure(run),
+        *held_parts(run.held),
+        *phase_parts(run.phases),
+        *_notes(run),
+    )
     return render_parts(parts, width=width, color=color)
 
 
@@ -83,62 +86,8 @@ def _oom_lines(oom: OutOfMemory) -> Iterator[Text]:
         yield Text(f"  line          {oom.line or oom.library_line}")
 
 
-def _holders(run: DryRun) -> Iterable[Table | Text]:
-    held = run.held
-    moment = "at the peak" if held.moment == "peak" else "when memory ran out"
-    yield Text(f"\nWhat held memory {moment}", style="bold")
-    table = plain_table(("category", "bytes", "share"))
-    for name, nbytes in held.by_category.items():
-        table.add_row(name, format_bytes(nbytes), _share(nbytes, held.allocated_bytes))
-    yield table
-    yield Text("\nBy module", style="bold")
-    table = plain_table(("module", "bytes", "share", "mostly"))
-    for row in held.modules[:_NUM_MODULES]:
-        name = f"{row.num_modules} x {row.module}" if row.num_modules > 1 else row.module
-        most = next(iter(row.by_category), "")
-        table.add_row(name, format_bytes(row.allocated_bytes), _share(row.allocated_bytes, held.allocated_bytes), most)
-    rest = held.modules[_NUM_MODULES:]
-    if rest:
-        nbytes = sum(row.allocated_bytes for row in rest)
-        table.add_row(f"{len(rest)} more", format_bytes(nbytes), _share(nbytes, held.allocated_bytes), "")
-    yield table
-    yield Text("\nLargest tensors", style="bold")
-    table = plain_table(("tensor", "bytes", "category", "shape", "dtype", "line"))
-    for tensor in held.tensors:
-        table.add_row(*_tensor_row(tensor))
-    yield table
-
-
-def _tensor_row(tensor: HeldTensor) -> tuple[str, ...]:
-    holder = tensor.holder
-    shape = str(list(holder.shape)) if holder.shape is not None else "not seen"
-    name = holder.name or " ".join(filter(None, (holder.module, holder.op))) or _UNNAMED.get(holder.category, "-")
-    line = " < ".join(dict.fromkeys(filter(None, (holder.library_line, holder.line)))) or "-"
-    return name, format_bytes(tensor.allocated_bytes), holder.category.value, shape, holder.dtype or "-", line
-
-
-def _phases(run: DryRun) -> Iterable[Table | Text]:
-    yield Text("\nPhases", style="bold")
-    table = plain_table(("phase", "step", "peak allocated", "at its end", "peak reserved", "mostly"))
-    for phase in run.phases:
-        most = next(iter(phase.by_category), "")
-        table.add_row(
-            phase.phase.value,
-            str(phase.step),
-            format_bytes(phase.peak_allocated_bytes),
-            format_bytes(phase.end_allocated_bytes),
-            format_bytes(phase.peak_reserved_bytes),
-            most,
-        )
-    yield table
-
-
 def _notes(run: DryRun) -> Iterator[Text]:
     yield Text("\nAssumed", style="bold")
     yield from (Text(f"  - {sentence}") for sentence in run.assumptions)
     yield Text("\nNot in these figures", style="bold yellow")
     yield from (Text(f"  - {gap.what} ({gap.where}): {gap.reason}") for gap in run.unmodeled)
-
-
-def _share(nbytes: int, total: int) -> str:
-    return f"{nbytes / total:.1%}" if total else "-"

@@ -1,116 +1,29 @@
-"""Results as tables for a person's terminal."""
+"""Tables and lines as text for a person's terminal, a pipe or a file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from io import StringIO
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
-from memsim.results import Estimate, Estimates
-from memsim.units import format_bytes
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _PLAIN_WIDTH = 400
 """Columns of output that goes to a file or a pipe: wide enough that nothing is folded."""
 
 
-def render_estimates(
-    estimates: Estimates, *, details: bool = False, width: int | None = None, color: bool = False
-) -> str:
-    """Return one line per optimizer, and under them what was assumed and what is missing.
-
-    Where the lines do not fit into `width` columns, each optimizer has a block of its own. With `details`, every state
-    entry of every parameter follows.
-    """
-    table = plain_table(_COLUMNS)
-    for estimate in estimates:
-        table.add_row(*_cells(estimate))
-    figures = (table,) if _fits(table, width) else tuple(_block(estimate) for estimate in estimates)
-    parts = (*_heading(estimates[0]), *figures, *_notes(estimates), *(_details(estimates) if details else ()))
-    return render_parts(parts, width=width, color=color)
-
-
-_COLUMNS = (
-    "optimizer",
-    "parameters",
-    "buffers",
-    "gradients",
-    "state",
-    "static total",
-    "bytes/param",
-    "step() adds",
-    "on host",
-)
-
-
-def _cells(estimate: Estimate) -> tuple[str | Text, ...]:
-    static, step = estimate.static, estimate.optimizer_step
-    return (
-        estimate.config.optimizer.name,
-        format_bytes(static.parameter_bytes),
-        format_bytes(static.buffer_bytes),
-        format_bytes(static.gradient_bytes),
-        format_bytes(static.optimizer_state_bytes),
-        Text(format_bytes(static.device_bytes), style="bold"),
-        f"{estimate.bytes_per_parameter:.2f}",
-        format_bytes(step.later_step_peak_bytes) if step else "not known",
-        format_bytes(static.optimizer_state_host_bytes),
-    )
-
-
-def _block(estimate: Estimate) -> Table:
-    """Return the figures of one optimizer below each other."""
-    block = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    block.add_column(no_wrap=True)
-    block.add_column(justify="right", no_wrap=True)
-    name, *figures = _cells(estimate)
-    block.add_row(Text(str(name), style="bold"))
-    for column, figure in zip(_COLUMNS[1:], figures, strict=True):
-        block.add_row(f"  {column}", figure)
-    return block
-
-
-def _fits(table: Table, width: int | None) -> bool:
+def fits(table: Table, width: int | None) -> bool:
+    """Return whether a table's lines fit into `width` columns; `None` is no limit."""
     if width is None:
         return True
     console = Console(width=_PLAIN_WIDTH, file=StringIO())
     return Measurement.get(console, console.options, table).maximum <= width
-
-
-def _heading(estimate: Estimate) -> tuple[Text, ...]:
-    model, config = estimate.model, estimate.config
-    kind = f"{model.model_class or 'class not known'}{f' ({config.task})' if config.task else ''}, {config.dtype}"
-    counts = f"{model.num_parameters:,} parameters in {model.num_parameter_tensors:,} tensors"
-    if model.num_trainable_parameters != model.num_parameters:
-        counts += f", {model.num_trainable_parameters:,} of them trained"
-    return Text(model.name, style="bold"), Text(f"{kind}; {counts}\n")
-
-
-def _notes(estimates: Estimates) -> Iterable[Text]:
-    """Yield the assumptions and the gaps of all estimates, each sentence once."""
-    assumptions = dict.fromkeys(sentence for estimate in estimates for sentence in estimate.assumptions)
-    if assumptions:
-        yield Text("\nAssumed", style="bold")
-        yield from (Text(f"  - {sentence}") for sentence in assumptions)
-    gaps = dict.fromkeys(f"{gap.what} ({gap.where}): {gap.reason}" for est in estimates for gap in est.unmodeled)
-    if gaps:
-        yield Text("\nNot in these figures", style="bold yellow")
-        yield from (Text(f"  - {gap}") for gap in gaps)
-
-
-def _details(estimates: Estimates) -> Iterable[Table | Text]:
-    for estimate in estimates:
-        yield Text(
-            f"\nOptimizer state, {estimate.config.optimizer.name} ({estimate.optimizer.class_path})", style="bold"
-        )
-        table = plain_table(("parameter", "entry", "shape", "dtype", "device", "bytes"))
-        for row in estimate.state_rows():
-            table.add_row(row.parameter, row.name, str(list(row.shape)), row.dtype, row.device, f"{row.nbytes:,}")
-        yield table
 
 
 def render_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int | None, color: bool) -> str:

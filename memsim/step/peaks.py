@@ -205,7 +205,7 @@ def by_module(held: Iterable[HeldTensor]) -> tuple[ModuleMemory, ...]:
     categories: dict[str, Counter[str]] = defaultdict(Counter)
     for tensor in held:
         path = _cut(tensor.holder.module) or _nowhere(tensor.holder)
-        folded = _NUMBER.sub("*", path)
+        folded = folded_module(path)
         modules[folded].add(path)
         categories[folded][tensor.holder.category.value] += tensor.allocated_bytes
     rows = [
@@ -218,6 +218,11 @@ def by_module(held: Iterable[HeldTensor]) -> tuple[ModuleMemory, ...]:
         for folded, counts in categories.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.allocated_bytes, row.module)))
+
+
+def folded_module(path: str) -> str:
+    """Return a module's path with the numbers of equal layers as `*`."""
+    return _NUMBER.sub("*", path)
 
 
 def _nowhere(holder: Holder) -> str:
