@@ -1,19 +1,13 @@
-"""Sees every tensor storage that is born and dies while real PyTorch code runs.
-
-A dispatch mode looks at the tensors that go into and come out of every operator. A storage that it does not know was
-made since it was entered; a weak reference tells when the last tensor lets go of it. What a kernel allocates and frees
-inside one operator is invisible, on the CPU as on CUDA.
-"""
+"""Every storage that is born and dies while real PyTorch code runs, as a list of events."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+import torch  # noqa: TC002  (one import style)
+
+from memsim.record.storages import Storage, StorageWatch
 
 
 class StorageEvent(NamedTuple):
@@ -24,7 +18,7 @@ class StorageEvent(NamedTuple):
     device: str = "cpu"
 
 
-class StorageTracker(TorchDispatchMode):
+class StorageTracker:
     """Records the births and deaths of storages; enter it around the code to watch.
 
     Args:
@@ -33,37 +27,24 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, known: Iterable[torch.Tensor], mortal: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__()
         self.events: list[StorageEvent] = []
-        self._known = {t.untyped_storage()._cdata for t in known}
-        self._watched: dict[int, weakref.ref[Any]] = {}
-        for t in mortal:
-            self._watch(t.untyped_storage())
+        self._mode = StorageWatch(self._noting("alloc"), self._noting("free"), known)
+        for tensor in mortal:
+            self._mode.see(tensor)
         self.events.clear()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A tensor made from Python data reaches its first operator without having come out of one.
-        self._see((args, kwargs))
-        result = func(*args, **(kwargs or {}))
-        self._see(result)
-        return result
+    def __enter__(self) -> StorageTracker:
+        self._mode.__enter__()
+        return self
 
-    def _see(self, tree: Any) -> None:
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
-                self._watch(leaf.untyped_storage())
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
-        key, nbytes, device = storage._cdata, storage.nbytes(), storage.device.type
-        if key in self._known or key in self._watched:
-            return
+    def _noting(self, action: str) -> Any:
+        def note(storage: Storage) -> None:
+            self.events.append(StorageEvent(action, storage.nbytes, storage.device))
 
-        def died(_: object) -> None:
-            del self._watched[key]
-            self.events.append(StorageEvent("free", nbytes, device))
-
-        self.events.append(StorageEvent("alloc", nbytes, device))
-        self._watched[key] = weakref.ref(storage, died)
+        return note
 
     @property
     def peak_bytes(self) -> int:
