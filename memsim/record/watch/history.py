@@ -16,22 +16,29 @@ class History:
     Args:
         torch: the module; CUDA may be unused yet.
         device: index of the device.
-        before_oom: called when an allocation has failed, before anything else is noted about it.
     """
 
-    def __init__(self, torch: Any, *, device: int = 0, before_oom: Callable[[], None] | None = None) -> None:
+    def __init__(self, torch: Any, *, device: int = 0) -> None:
         self.torch = torch
         self.device = device
         self.ooms: list[dict[str, Any]] = []
-        self._before_oom = before_oom
+        self._before_oom: Callable[[], None] | None = None
         self._where: Callable[[], dict[str, Any]] | None = None
         self._observed = False
         self._record = torch.cuda.memory._record_memory_history
 
-    def start(self, *, where: Callable[[], dict[str, Any]], with_stacks: bool = True) -> None:
-        """Record every event from now on; `where` tells step, phase and module when an allocation fails."""
+    def start(
+        self, *, where: Callable[[], dict[str, Any]], before_oom: Callable[[], None], with_stacks: bool = True
+    ) -> None:
+        """Record every event from now on.
+
+        Args:
+            where: tells step, phase and module when an allocation has failed.
+            before_oom: called then, before anything is noted about it.
+            with_stacks: whether the Python stack of every allocation is recorded too.
+        """
         self.ooms = []
-        self._where = where
+        self._where, self._before_oom = where, before_oom
         self._record("all", context="alloc" if with_stacks else None, stacks="python")
         if not self._observed:  # it cannot be taken back
             self.torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
@@ -39,7 +46,7 @@ class History:
 
     def stop(self) -> None:
         """Record nothing more, and forget what was recorded."""
-        self._where = None
+        self._where = self._before_oom = None
         self._record(None)
 
     def position(self) -> int:
@@ -59,10 +66,9 @@ class History:
         return int(torch._C._cuda_memoryStats(self.device)["reserved_bytes"]["all"]["current"])
 
     def _out_of_memory(self, device: int, asked: int, total: int, free: int) -> None:
-        if device != self.device or self._where is None:
+        if device != self.device or self._where is None or self._before_oom is None:
             return
-        if self._before_oom is not None:
-            self._before_oom()
+        self._before_oom()
         statistics = self.torch._C._cuda_memoryStats(device)
         place = call_stack(sys._getframe(1))
         reserved = statistics["reserved_bytes"]["all"]["current"]

@@ -36,7 +36,7 @@ class Program:
         self.max_steps = max_steps
         self.notes: list[str] = []
         self.generation = Generation(self.notes)
-        self.history = History(torch, before_oom=self._before_oom)
+        self.history = History(torch)
         self.watch = Watch(torch, position=self.history.position, after_step=self._after_step)
         self._pid = 0
         self._ended = False
@@ -59,7 +59,7 @@ class Program:
         torch = self.torch
         self._pid = os.getpid()
         (self.folder / f"used-{self._pid}").touch()
-        self.history.start(where=self.watch.where)
+        self.history.start(where=self.watch.where, before_oom=self.watch.see_owners)
         torch.cuda.memory._record_memory_history = self._history_is_taken
         self.values = Values(torch)  # it computes as long as it is held
         if not self.values.num_operators:
@@ -74,9 +74,6 @@ class Program:
 
     def _history_is_taken(self, *_args: Any, **_kwargs: Any) -> None:
         self.notes.append("The program's own calls of _record_memory_history were left out: memsim records.")
-
-    def _before_oom(self) -> None:
-        self.watch.see_owners()
 
     def _after_step(self, num_steps: int) -> None:
         """End the program as `sys.exit(0)` in the training loop would: finally, with and atexit run."""
