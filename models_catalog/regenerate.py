@@ -23,7 +23,8 @@ from typing import Any
 from memsim.catalog.folding import KEPT_IN_FLOAT32, NUM_LABELS, Leaf, Node, Row, canonical, fold
 from memsim.errors import ModelError
 from memsim.model import ParameterTable
-from memsim.record.meta import BuiltModel, build_from_config, tasks_of
+from memsim.record.architecture import tasks_of
+from memsim.record.meta import BuiltModel, build_from_config
 from memsim.tensors import Shape
 
 FOLDER = Path(__file__).resolve().parent

@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch", reason="the oracle is torch")
 transformers = pytest.importorskip("transformers", reason="the oracle is transformers")
 
 from memsim.errors import MissingPackageError, ModelError, UnknownNameError  # noqa: E402
+from memsim.record.architecture import tasks_of  # noqa: E402
 from memsim.record.config_guard import MAX_LAYERS  # noqa: E402
-from memsim.record.meta import build_from_config, table_from_module, tasks_of  # noqa: E402
+from memsim.record.meta import build_from_config, table_from_module  # noqa: E402
 
 TINY = {
     "bert": {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12},
@@ -316,7 +317,7 @@ def test_a_configuration_that_makes_no_model_is_refused_in_a_few_words(config, s
 
 def test_modules_without_end_are_not_built(monkeypatch):
     config = {"model_type": "albert", "num_hidden_groups": 1000, "hidden_size": 8, "num_attention_heads": 2}
-    monkeypatch.setattr("memsim.record.meta.MAX_REGISTRATIONS", 1000)
+    monkeypatch.setattr("memsim.record.architecture.MAX_REGISTRATIONS", 1000)
     with pytest.raises(ModelError, match="more than 1,000 modules and parameter tensors"):
         build_from_config(config, task=None, dtype="float32")
     # Some 98 modules and parameters each time: the limit is for one model, not for all that are ever built.

@@ -1,36 +1,22 @@
 """Parameter tables of real PyTorch modules, and of models that transformers builds on the meta device.
 
-Nothing is allocated and no weights are read. Remote code is never run: `auto_map` and everything else in a
-configuration that makes transformers fetch or execute something is dropped before the model is built.
+Nothing is allocated and no weights are read. Remote code is never run (`memsim.record.architecture`).
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import threading
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memsim.config import TASKS
-from memsim.errors import MemsimError, MissingPackageError, ModelError, UnknownNameError, shown
+from memsim.errors import ModelError
 from memsim.model import BufferSpec, ParameterSpec, ParameterTable
-from memsim.record.config_guard import checked_config
+from memsim.record.architecture import construct, import_transformers
 from memsim.tensors import TensorSpec
 
 MAX_PARAMETERS = 10**15
 """A hundred times the largest model that anybody has announced."""
-MAX_REGISTRATIONS = 60_000
-"""Modules and parameter tensors of one model; each takes 25 to 100 microseconds to build. Llama-3.1-405B has 126 layers
-with 14 modules and 9 parameters each; a mixture of 24 layers whose 128 experts are a module each of two linear layers
-(Switch, with 5 modules and 2 parameters an expert) has 24 * 128 * 7 = 21,504."""
-MAX_REGISTRATIONS_UNFUSED = 250_000
-"""The same with transformers 4.x, where every mixture has a module for each expert: 60 layers with 384 experts of three
-linear layers are 60 * 384 * 7 = 161,280."""
-
 _FLOAT16 = ("float16",)
 _HALF = ("float16", "bfloat16")
 
@@ -94,48 +80,22 @@ def build_from_config(
         UnknownNameError: transformers has no such `model_type` or architecture.
         ModelError: the architecture does not have the task, or the configuration's sizes make no model.
     """
-    transformers = _import_transformers()
+    import_transformers()
     import torch
 
-    model_type = _model_type(config, transformers)
-    clean = checked_config(config if num_labels is None else {**config, "num_labels": num_labels})
-    with _quiet(), _one_line_errors(model_type):
-        built = transformers.CONFIG_MAPPING[model_type].from_dict(clean)
-        if num_labels is not None:
-            built.num_labels = num_labels  # replaces id2label, which would win over the key
-        build = _builder(built, task, transformers)
-        dtype_word = "dtype" if _major(transformers) >= 5 else "torch_dtype"
-        most = MAX_REGISTRATIONS if _major(transformers) >= 5 else MAX_REGISTRATIONS_UNFUSED
-        with torch.device("meta"), _bounded(torch.nn.modules.module, most):
-            model = build(built, **{dtype_word: getattr(torch, dtype)})
-    table = _keep_float32(table_from_module(model), _float32_patterns(model, dtype))
+    constructed = construct(config, task=task, dtype=dtype, num_labels=num_labels, creating=torch.device("meta"))
+    model = constructed.model
+    table = _keep_float32(table_from_module(model), float32_patterns(model, dtype))
     if not table.parameters:
         raise ModelError(
             f"{type(model).__name__} has no parameters with this configuration; choose a class with --task."
         )
     if table.num_parameters > MAX_PARAMETERS:
         raise ModelError(
-            f"the {model_type} configuration makes {table.num_parameters:,} parameters; at most {MAX_PARAMETERS:,} "
-            "are plausible. Check its sizes."
+            f"the {config['model_type']} configuration makes {table.num_parameters:,} parameters; at most "
+            f"{MAX_PARAMETERS:,} are plausible. Check its sizes."
         )
-    return BuiltModel(
-        model_class=type(model).__name__,
-        task=task or _task_of_class(type(model), built, transformers),
-        table=table,
-    )
-
-
-def tasks_of(model_type: str) -> tuple[str, ...]:
-    """Return the tasks of `memsim.config.TASKS` that transformers has a class for, in the order of `TASKS`.
-
-    Raises:
-        MissingPackageError: torch or transformers is not installed.
-        UnknownNameError: transformers has no such `model_type`.
-    """
-    transformers = _import_transformers()
-    config_class = transformers.CONFIG_MAPPING[_model_type({"model_type": model_type}, transformers)]
-    with _quiet():
-        return tuple(task for task in TASKS if _classes_of_task(task, config_class, transformers))
+    return BuiltModel(model_class=type(model).__name__, task=constructed.task, table=table)
 
 
 def _tensor_spec(name: str, tensor: Any, specs: dict[tuple[tuple[int, ...], str], TensorSpec]) -> TensorSpec:
@@ -166,122 +126,7 @@ def _module_class(owner: Any) -> str:
     return type(owner).__name__
 
 
-def _import_transformers() -> Any:
-    try:
-        with _quiet():
-            import torch  # noqa: F401
-            import transformers
-
-            transformers.PreTrainedModel  # noqa: B018 -- transformers imports lazily: most of it, and torchao, only now
-    except ImportError as error:
-        raise MissingPackageError(
-            f"building a model from its configuration needs {error.name or 'torch and transformers'}, "
-            'which is not installed: pip install "memsim[torch]"'
-        ) from error
-    except Exception as error:  # a variable of the environment that is no number, a library that does not load
-        raise ModelError(
-            f"torch and transformers are installed but cannot be imported ({_one_line(error)}).\n"
-            "Correct the environment: 'python -c \"import transformers\"' shows where it fails."
-        ) from error
-    return transformers
-
-
-def _major(transformers: Any) -> int:
-    return int(transformers.__version__.partition(".")[0])
-
-
-def _model_type(config: Mapping[str, Any], transformers: Any) -> str:
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise ModelError(f"the configuration's model_type must be a name such as 'llama', not {shown(model_type)}.")
-    if model_type not in transformers.CONFIG_MAPPING:
-        raise UnknownNameError(
-            "model_type",
-            model_type[:80],
-            list(transformers.CONFIG_MAPPING.keys()),
-            f"transformers {transformers.__version__} has no such architecture; remote code is never run.",
-        )
-    return model_type
-
-
-def _classes_of_task(task: str, config_class: type, transformers: Any) -> tuple[type, ...]:
-    auto = getattr(transformers, TASKS[task], None)
-    if auto is None:  # transformers 4.45 has no AutoModelForImageTextToText
-        return ()
-    try:
-        found = auto._model_mapping.get(config_class, ())
-    except (ImportError, AttributeError, ValueError):
-        return ()  # a class whose own optional package is absent
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
-
-
-def _builder(config: Any, task: str | None, transformers: Any) -> Any:
-    if task is None:
-        return _architecture_builder(config, transformers)
-    if task not in TASKS:
-        raise UnknownNameError("task", task, TASKS, f"Tasks: {', '.join(TASKS)}.")
-    if not _classes_of_task(task, type(config), transformers):
-        raise task_error(config.model_type, task, tasks_of(config.model_type))
-    return getattr(transformers, TASKS[task]).from_config
-
-
-def task_error(what: str, task: str, tasks: tuple[str, ...]) -> ModelError:
-    """Return the error for a task that `what` (a model or an architecture) does not have."""
-    return ModelError(f"{what} has no {task} model in transformers. It has: {', '.join(tasks) or 'none'}.")
-
-
-def _architecture_builder(config: Any, transformers: Any) -> Any:
-    architectures = config.architectures
-    if not architectures:
-        return transformers.AutoModel.from_config
-    given = architectures[0] if isinstance(architectures, (list, tuple)) else architectures
-    known = _classes_of_config(config, transformers)
-    # The hub writes PhiMoEForCausalLM and MPTForCausalLM for what transformers calls Phimoe... and Mpt...
-    found = known.get(str(given).lower())
-    if found is None:
-        tasks = ", ".join(tasks_of(config.model_type))
-        names = [cls.__name__ for cls in known.values()]
-        hint = f"It is no {config.model_type} class of transformers; choose a --task it has: {tasks}."
-        raise UnknownNameError("architecture", str(given)[:80], names, hint)
-
-    def build(config: Any, **dtype: Any) -> Any:
-        # As AutoModel does for the text tower of a multimodal model (auto_factory.py:234 @transformers 5.24).
-        return found._from_config(config if found.config_class is type(config) else config.get_text_config(), **dtype)
-
-    return build
-
-
-def _classes_of_config(config: Any, transformers: Any) -> dict[str, Any]:
-    """Return the model classes for `config` by lower-case name: those of its module and of its auto classes."""
-    import importlib
-
-    config_classes = (type(config), type(config.get_text_config()))
-    classes = [cls for task in TASKS for cls in _classes_of_task(task, type(config), transformers)]
-    try:
-        module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    except ImportError:
-        module = None
-    classes += [cls for cls in vars(module).values() if isinstance(cls, type)] if module else []
-    return {
-        cls.__name__.lower(): cls
-        for cls in classes
-        if issubclass(cls, transformers.PreTrainedModel)
-        and getattr(cls, "config_class", None) in config_classes
-        and not cls.__name__.endswith("PreTrainedModel")  # the abstract class of a family, without a parameter
-    }
-
-
-def _task_of_class(model_class: type, config: Any, transformers: Any) -> str:
-    # Auto classes share classes: that of pretraining leads to the main head of most families, those of causal-lm and
-    # masked-lm also to multimodal and sequence-to-sequence ones. The most telling name wins.
-    weak = ("causal-lm", "masked-lm", "pretraining")
-    for task in sorted(TASKS, key=lambda name: weak.index(name) if name in weak else -1):
-        if model_class in _classes_of_task(task, type(config), transformers):
-            return task
-    return ""
-
-
-def _float32_patterns(model: Any, dtype: str) -> list[str]:
+def float32_patterns(model: Any, dtype: str) -> list[str]:
     """Return regular expressions of the names that `from_pretrained(dtype=...)` loads in float32."""
     names: set[str] = set()
     if dtype in _FLOAT16:
@@ -307,65 +152,3 @@ def _keep_float32(table: ParameterTable, patterns: list[str]) -> ParameterTable:
         parameters=tuple(replace(p, tensor=in_float32(p.tied_to or p.name, p.tensor)) for p in table.parameters),
         buffers=tuple(replace(b, tensor=in_float32(b.name, b.tensor)) if b.persistent else b for b in table.buffers),
     )
-
-
-@contextmanager
-def _bounded(torch_module: Any, most: int) -> Iterator[None]:
-    """Stop a model that registers modules or parameters without end: a configuration can ask for any number of them."""
-    thread = threading.get_ident()
-    registered = 0
-
-    def count(*_: Any) -> None:
-        nonlocal registered
-        registered += threading.get_ident() == thread
-        if registered > most:
-            raise ModelError(
-                f"the configuration makes more than {most:,} modules and parameter tensors, as no model "
-                "has. Check its numbers of layers, groups and experts."
-            )
-
-    hooks = [
-        torch_module.register_module_module_registration_hook(count),
-        torch_module.register_module_parameter_registration_hook(count),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings, and transformers' log: their advice is about models that will run, on this machine.
-
-    `import transformers` imports torchao where it is installed, which warns of kernels that it cannot load.
-    """
-    logger, disabled = logging.getLogger("transformers"), logging.root.manager.disable
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    logging.disable(max(disabled, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-        logger.setLevel(level)
-
-
-@contextmanager
-def _one_line_errors(model_type: str) -> Iterator[None]:
-    try:
-        yield
-    except MemsimError:
-        raise
-    except Exception as error:
-        raise ModelError(
-            f"transformers cannot build a {model_type} model from this configuration: {_one_line(error)}"
-        ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    said = "".join(c if c.isprintable() else " " for c in str(error)[:1000])
-    return " ".join(said.split())[:300] or type(error).__name__

@@ -7,7 +7,8 @@ from typing import Any
 
 from memsim.config import LABEL_TASKS
 from memsim.errors import ModelError, NoLabelsError
-from memsim.record.meta import BuiltModel, build_from_config, tasks_of
+from memsim.record.architecture import tasks_of
+from memsim.record.meta import BuiltModel, build_from_config
 
 
 def build_with_labels(config: Mapping[str, Any], *, task: str | None, dtype: str, num_labels: int | None) -> BuiltModel:

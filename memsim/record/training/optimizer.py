@@ -1,0 +1,110 @@
+"""The real optimizer that an `OptimizerConfig` names, over a model's parameters."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from memsim.config import OptimizerConfig
+from memsim.errors import MissingPackageError
+from memsim.optimizers import ResolvedOptimizer
+from memsim.optimizers.arguments import Optional, Required
+from memsim.optimizers.grouping import assign
+from memsim.record.meta import table_from_module
+
+_REQUIRED: dict[type, Any] = {float: 1e-3, int: 1000}
+"""Values of arguments that a class needs and that no byte depends on: learning rates, numbers of steps."""
+
+
+class Optimizers:
+    """Several optimizers over one model, stepped one after the other."""
+
+    def __init__(self, members: Iterable[Any]) -> None:
+        self.members = tuple(members)
+        """The `torch.optim.Optimizer`s."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all members."""
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        """The state of all members by parameter."""
+        return {key: values for member in self.members for key, values in member.state.items()}
+
+    def step(self) -> None:
+        """Step every member."""
+        for member in self.members:
+            member.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of every member's parameters."""
+        for member in self.members:
+            member.zero_grad(set_to_none=set_to_none)
+
+
+def build_optimizer(model: Any, config: OptimizerConfig) -> Any:
+    """Return the real optimizer over a module's parameters; `None` where nothing is to be trained.
+
+    Every group of one class is a parameter group of one optimizer, all parameters that no group covers another one;
+    several classes are stepped one after the other (`Optimizers`).
+
+    Raises:
+        UnknownNameError: no such optimizer or argument.
+        UsageError: an argument of the wrong type, a pattern that covers no parameter, a class that memsim cannot build.
+        MissingPackageError: the class's package is not installed.
+    """
+    parameters = dict(model.named_parameters())
+    by_class: dict[str, list[tuple[ResolvedOptimizer, list[Any]]]] = {}
+    for resolved, specs in assign(config, table_from_module(model)):
+        if resolved.rule.class_path != "none" and specs:
+            members = [parameters[spec.name] for spec in specs]
+            by_class.setdefault(resolved.rule.class_path, []).append((resolved, members))
+    built = [_build(parts) for parts in by_class.values()]
+    if not built:
+        return None
+    return built[0] if len(built) == 1 else Optimizers(built)
+
+
+def _build(parts: list[tuple[ResolvedOptimizer, list[Any]]]) -> Any:
+    """Return one optimizer; its last part gives the defaults, the others are groups with arguments of their own."""
+    resolved, rest = parts[-1]
+    cls = optimizer_class(resolved.rule.class_path, resolved.rule.package)
+    groups: list[Any] = [{"params": members, **_given(part)} for part, members in parts[:-1]]
+    members = [*groups, {"params": rest}] if groups else rest
+    return cls(members, **_given(resolved), **_needed(resolved))
+
+
+def optimizer_class(class_path: str, package: str) -> Any:
+    """Return the class of that path.
+
+    Raises:
+        MissingPackageError: it is not installed, or not in this version.
+    """
+    module, _, name = class_path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise MissingPackageError(
+            f"{class_path} cannot be imported ({type(error).__name__}): pip install {package}, or choose an optimizer "
+            "that is installed."
+        ) from error
+
+
+def _given(resolved: ResolvedOptimizer) -> dict[str, Any]:
+    """Return the constructor's arguments that differ from the class's own defaults."""
+    return {
+        key: resolved.args[key]
+        for key, default in resolved.rule.arguments.items()
+        if resolved.args[key] != (None if isinstance(default, Optional) else default)
+    }
+
+
+def _needed(resolved: ResolvedOptimizer) -> dict[str, Any]:
+    return {
+        key: next(_REQUIRED[kind] for kind in default.types if kind in _REQUIRED)
+        for key, default in resolved.rule.arguments.items()
+        if isinstance(default, Required) and resolved.args[key] is None
+    }
