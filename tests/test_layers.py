@@ -12,6 +12,8 @@ ORDER = (
     ("units", "tensors", "files", "typed"),
     ("model", "config", "ledger", "gpus", "cuda_context"),
     ("optimizers", "catalog"),
+    ("block_sizes",),
+    ("allocator",),
     ("step",),
     ("imaginary_gpu", "record", "prediction"),
     ("resolve", "live", "built_optimizer", "report.frames"),

@@ -12,16 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from memsim.block_sizes import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size
 from memsim.errors import MemsimError
 from memsim.step.trace import AllocatorSettings, StepTrace, TraceEvent
-from memsim.units import MIB
-
-MIN_BLOCK_BYTES = 512
-"""Every block is a multiple of it."""
-SMALL_BYTES = MIB
-"""Requests up to here live in the small pool; a large block is only split if more than this remains."""
-SMALL_SEGMENT_BYTES = 2 * MIB
-"""Bytes of every segment of the small pool; no segment of the large pool is as small."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,17 +62,7 @@ class Segment:
 
 def round_request(nbytes: int, settings: AllocatorSettings) -> int:
     """Return the bytes of the block that a request for `nbytes` is rounded up to."""
-    if nbytes < MIN_BLOCK_BYTES:
-        return MIN_BLOCK_BYTES
-    table = settings.roundup_power2_divisions
-    divisions = table[min(max(nbytes.bit_length() - 1 - 20, 0), 15)] if table else 0
-    if divisions > 1 and nbytes > MIN_BLOCK_BYTES * divisions:
-        floor = 1 << (nbytes.bit_length() - 1)
-        step = floor // divisions
-        if nbytes == floor:
-            return nbytes
-        return -(-nbytes // step) * step if step else 2 * floor
-    return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+    return round_size(nbytes, settings.roundup_power2_divisions)
 
 
 class Replay(Protocol):
