@@ -5,21 +5,14 @@ from __future__ import annotations
 import sys
 
 import click
-from click.shell_completion import CompletionItem
 
+from memsim.cli.options import complete_gpu
 from memsim.cli.output import Output, output_options
 from memsim.dry_run.result import DryRun
 from memsim.errors import MemsimError, UsageError
 from memsim.report.dry_run import render_dry_run
 
 _DOES_NOT_FIT = 3
-
-
-def _complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from memsim.gpus import all_gpus
-
-    names = [name for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)]
-    return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
 
 
 @click.command(
@@ -30,7 +23,7 @@ def _complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str)
 @click.option(
     "--gpu",
     metavar="NAME|SIZE",
-    shell_complete=_complete_gpu,
+    shell_complete=complete_gpu,
     help="GPU to imagine: a name ('RTX 4090', see 'memsim gpus') or a memory size (24GiB) [default: A100, 80 GB].",
 )
 @click.option("--steps", type=int, default=3, show_default=True, metavar="N", help="Optimizer steps; 0: to the end.")

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +20,7 @@ from memsim.config import (
     WEIGHT_DTYPES,
     AttnImplementation,
     AutocastDtype,
+    Loop,
     OptimizerConfig,
     OptimizerImpl,
     ParameterGroup,
@@ -42,6 +43,14 @@ def complete_optimizer(_ctx: click.Context, _param: click.Parameter, incomplete:
     from memsim.optimizers import names, rules
 
     return [CompletionItem(name) for name in (*names(), *rules()) if name.lower().startswith(incomplete.lower())]
+
+
+def complete_gpu(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the GPU names that begin with what was typed."""
+    from memsim.gpus import all_gpus
+
+    names = [name for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)]
+    return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
 
 
 def _complete_task(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -90,6 +99,27 @@ _STEP_OPTIONS = (
     ),
     click.option("--attn-implementation", type=click.Choice(get_args(AttnImplementation)), help="Attention code path."),
     click.option("--freeze", multiple=True, metavar="PATTERN", help="Do not train these parameters; repeatable."),
+    click.option("--loop", type=click.Choice(get_args(Loop)), help="Who runs the step [default: plain]."),
+    click.option("--max-grad-norm", type=float, metavar="NORM", help="Clip gradients to this norm."),
+    click.option(
+        "--zero-grad-set-to-none/--no-zero-grad-set-to-none",
+        default=None,
+        help="Free gradients after each step (PyTorch's default), or keep and zero them.",
+    ),
+    click.option("--empty-cache-steps", type=int, metavar="N", help="The Trainer's torch_empty_cache_steps."),
+    click.option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        shell_complete=complete_gpu,
+        help="GPU that runs it: a name ('RTX 4090', see 'memsim gpus') or a memory size (24GiB).",
+    ),
+    click.option(
+        "--alloc-conf",
+        "alloc_confs",
+        multiple=True,
+        metavar="CONF",
+        help="Allocator settings as in PYTORCH_ALLOC_CONF (expandable_segments:True); repeat it to compare.",
+    ),
     click.option(
         "--config",
         "config_file",
@@ -101,13 +131,17 @@ _STEP_OPTIONS = (
 
 
 def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add every option of a training step; the command gets one `configs: list[TrainingConfig]`, one per optimizer."""
+    """Add every option of a training step.
+
+    The command gets `configs: list[TrainingConfig]`: one per optimizer and, of each, one per allocator setting.
+    """
 
     def wrapped(
         *,
         optimizers: tuple[str, ...],
         optimizer_args: tuple[str, ...],
         param_groups: tuple[str, ...],
+        alloc_confs: tuple[str, ...],
         config_file: str | None,
         **rest: Any,
     ) -> Any:
@@ -116,7 +150,10 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if param_groups:
             given["parameter_groups"] = [_parameter_group(text) for text in param_groups]
         options = {**(_read_config(config_file) if config_file else {}), **given}
-        return command(configs=_configs(options, optimizers, optimizer_args), **rest)
+        configs = _configs(options, optimizers, optimizer_args)
+        if alloc_confs:
+            configs = [replace(config, alloc_conf=conf) for config in configs for conf in alloc_confs]
+        return command(configs=configs, **rest)
 
     return with_options(wrapped, command, reversed(_STEP_OPTIONS))
 

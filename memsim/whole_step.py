@@ -1,0 +1,127 @@
+"""From evaluated sections to the memory of a whole step, on a GPU without end and on the one that was named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from memsim.allocator import AllocatorConfig
+from memsim.config import TrainingConfig
+from memsim.cuda_context import CudaContext, cuda_context
+from memsim.gpus import GPU, find_gpu
+from memsim.optimizers import Assignment
+from memsim.results import Fit, Recorded, WholeStep
+from memsim.simulate import Script, Simulation, compose, replay
+from memsim.step.section import Section, SectionName
+from memsim.step.trace import TraceDevice
+from memsim.units import GIB
+
+DEFAULT_GPU = "A100"
+"""The GPU whose kernels are taken where none is named."""
+NO_LIMIT_BYTES = 2**20 * GIB
+"""Memory of a GPU on which nothing ever fails: 1 PiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A whole step and whether it fits."""
+
+    whole: WholeStep
+    """Peaks, phases, holders."""
+    fit: Fit | None
+    """Whether it fits on the GPU that was named."""
+    assumptions: tuple[str, ...]
+    """What was assumed about the GPU."""
+
+
+def chosen_gpu(config: TrainingConfig) -> GPU:
+    """Return the GPU that a step runs on.
+
+    Raises:
+        UnknownNameError: there is no such GPU.
+        UsageError: a memory size that no GPU has.
+    """
+    return find_gpu(config.gpu or DEFAULT_GPU)
+
+
+def whole_step(
+    sections: Mapping[SectionName, Section], parts: Assignment, config: TrainingConfig, recorded: Recorded
+) -> Step:
+    """Return the memory of loading, of the step that creates the state, and of a steady step.
+
+    Args:
+        sections: of a step program, evaluated at the batch size and sequence length of `config`.
+        parts: every optimizer with its parameters.
+        config: the loop, the GPU, the settings of the allocator.
+        recorded: what the sections were recorded with.
+
+    Raises:
+        UsageError: a setting of the allocator that PyTorch does not take.
+    """
+    script, gpu = compose(sections, parts, config), chosen_gpu(config)
+    context = cuda_context(gpu.name)
+    endless = simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES)
+    limited, fit = (None, None) if config.gpu is None else _fit(script, config, gpu, endless, recorded)
+    shown = limited if limited is not None else endless
+    return Step(
+        whole=WholeStep(
+            peak=replace(shown.peak, device_bytes=shown.peak.reserved_bytes + context.nbytes),
+            phases=shown.phases,
+            held=shown.held,
+            why=shown.why,
+            recorded=recorded,
+        ),
+        fit=fit,
+        assumptions=tuple(_assumptions(config, gpu, context)),
+    )
+
+
+def simulate_on(
+    script: Script,
+    config: TrainingConfig,
+    recorded: Recorded,
+    *,
+    total_bytes: int,
+    context_bytes: int = 0,
+    keep_events: bool = False,
+) -> Simulation:
+    """Replay a script on a GPU of the kind that `config` names, with `total_bytes` of memory.
+
+    Raises:
+        UsageError: a setting of the allocator that PyTorch does not take.
+    """
+    device = TraceDevice(
+        name=chosen_gpu(config).name,
+        total_bytes=total_bytes,
+        compute_capability=recorded.compute_capability,
+        torch_version=recorded.torch,
+    )
+    settings = AllocatorConfig.parse(config.alloc_conf)
+    return replay(script, device, settings, context_bytes=context_bytes, keep_events=keep_events)
+
+
+def _fit(
+    script: Script, config: TrainingConfig, gpu: GPU, endless: Simulation, recorded: Recorded
+) -> tuple[Simulation | None, Fit]:
+    """Return the step on the named GPU, `None` where it does not fit there, and how it fits."""
+    context_bytes = cuda_context(gpu.name).nbytes
+    limited = simulate_on(script, config, recorded, total_bytes=gpu.memory_bytes, context_bytes=context_bytes)
+    fits = limited.oom is None
+    fit = Fit(
+        gpu=gpu.name,
+        total_bytes=gpu.memory_bytes,
+        context_bytes=context_bytes,
+        needed_bytes=(limited if fits else endless).peak.reserved_bytes + context_bytes,
+        fits=fits,
+        num_retries=limited.num_retries,
+    )
+    return (limited if fits else None), fit
+
+
+def _assumptions(config: TrainingConfig, gpu: GPU, context: CudaContext) -> list[str]:
+    found = [context.sentence, *(f"{text[:1].upper()}{text[1:]}." for text in gpu.assumptions)]
+    if config.gpu is None:
+        found.append(
+            f"No GPU was named: kernels are those of an {gpu.name} (compute capability {gpu.capability_text})."
+        )
+    return found
