@@ -103,12 +103,13 @@ def read_recording(path: Path) -> Recording:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema"] != SCHEMA:
             raise MemsimError(f"the recording has schema {data['schema']!r}, this memsim reads {SCHEMA}.")
-        return _recording_of(data)
+        return recording_of(data)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise MemsimError(f"the recording {path.name} cannot be read: {error!r}.") from error
 
 
-def _recording_of(data: Mapping[str, Any]) -> Recording:
+def recording_of(data: Mapping[str, Any]) -> Recording:
+    """Return the recording that a watch has gathered; `write_recording` says in which form."""
     marks = _resolved([_Mark(*row) for row in data["marks"]])
     ooms = tuple(_oom_of(item, marks) for item in data["ooms"])
     last_step = max((m.position for m in marks if m.phase == Phase.OPTIMIZER_STEP), default=-1)
@@ -243,11 +244,13 @@ def _workspace_sizes(data: Mapping[str, Any]) -> frozenset[int]:
     Source: `getChosenWorkspaceSize` and `parseChosenWorkspaceSize`, aten/src/ATen/cuda/CublasHandlePool.cpp @2.13:
     4 x 2 MiB + 8 x 16 KiB before compute capability 9.0, 32 MiB from there on, or what CUBLAS_WORKSPACE_CONFIG says.
     """
-    config = data["cublas_workspace_config"]
+    capability, config = data["device"]["compute_capability"], data["cublas_workspace_config"]
+    if not capability:  # not a CUDA device
+        return frozenset()
     parts = [int(part) for part in config.split(":") if part.isdigit()]
     if parts:
         return frozenset({sum(size * count for size, count in zip(parts[::2], parts[1::2], strict=False)) * KIB})
-    old = float(data["device"]["compute_capability"]) < 9.0
+    old = float(capability) < 9.0
     return frozenset({(4096 * 2 + 16 * 8) * KIB if old else 4096 * 8 * KIB})
 
 
@@ -294,7 +297,7 @@ class _Judge:
             return Category.WORKSPACE
         if life.in_torch_distributed:
             return Category.COMMUNICATION
-        if not mark.module and self._is_input(life):
+        if self._has_arrived(life, mark) or (not mark.module and self._is_input(life)):
             return Category.INPUT
         return Category.ACTIVATION if self._is_activation(life, mark) else Category.TEMPORARY
 
@@ -304,6 +307,11 @@ class _Judge:
         if mark.phase == Phase.BACKWARD and mark.module and not mark.op:  # a checkpointed layer, computed again
             return self._lives_until(life, self._outside)
         return mark.phase in {Phase.EVALUATION, Phase.GENERATE}
+
+    @staticmethod
+    def _has_arrived(life: _Life, mark: _Mark) -> bool:
+        """Whether a model's forward was the first to see a block that nothing in it made: a data loader's batch."""
+        return mark.phase == Phase.FORWARD and any(s[1] == "arrived" for s in life.sightings)
 
     def _is_input(self, life: _Life) -> bool:
         """Whether a block made outside of any module was given to one, or waits for the first call."""

@@ -2,8 +2,9 @@
 
 A dispatch mode looks at the tensors that go into and come out of every operator. A storage that it does not know was
 made since it was entered; a weak reference tells when the last tensor lets go of it. What a kernel allocates and frees
-inside one operator is invisible. The mode belongs to one thread, as does the backward of tensors on the CPU: its engine
-runs in the calling thread (torch/csrc/autograd/engine.cpp, `Engine::execute` @2.13).
+inside one operator is invisible, and so is what no operator returns (the state of a random number generator, 5,056
+bytes, which checkpointing saves). The mode belongs to one thread, as does the backward of tensors on the CPU: its
+engine runs in the calling thread (torch/csrc/autograd/engine.cpp, `Engine::execute` @2.13).
 """
 
 from __future__ import annotations
