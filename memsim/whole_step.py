@@ -11,7 +11,7 @@ from memsim.cuda_context import CudaContext, cuda_context
 from memsim.gpus import GPU, find_gpu
 from memsim.optimizers import Assignment
 from memsim.results import Fit, Recorded, WholeStep
-from memsim.simulate import Script, Simulation, compose, replay
+from memsim.simulation import Script, Simulation, compose, replay
 from memsim.step.section import Section, SectionName
 from memsim.step.trace import TraceDevice
 from memsim.units import GIB

@@ -15,7 +15,7 @@ ORDER = (
     ("block_sizes",),
     ("allocator",),
     ("step",),
-    ("simulate",),
+    ("simulation",),
     ("imaginary_gpu",),
     ("record", "prediction"),
     ("resolve", "live", "built_optimizer", "report.frames"),

@@ -8,7 +8,7 @@ from typing import cast
 
 from memsim.allocator import AllocatorConfig, CachingAllocator, DeviceMemory, DeviceOutOfMemory
 from memsim.ledger import Category, Phase
-from memsim.simulate.script import EMPTY_CACHE, Request, Script
+from memsim.simulation.script import EMPTY_CACHE, Request, Script
 from memsim.step.held import Held, Peak, held
 from memsim.step.peaks import HeldTensor, PhasePeak
 from memsim.step.trace import (
