@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 from gpu_fixture import installation, on_gpu  # noqa: F401
+
+from memsim.allocator import AllocatorConfig
+from memsim.errors import UsageError
 
 MIB = 2**20
 GIB = 2**30
@@ -55,3 +59,72 @@ def test_a_wrong_rule_would_be_seen(on_gpu):  # noqa: F811
     results = on_gpu(script, CASES=json.dumps(chosen))
     assert [name for name, result in results.items() if not isinstance(result, str)] == []
     assert all("AssertionError" in text for text in results.values())
+
+
+READ = """
+import os
+rows = {}
+for text in json.loads(os.environ["TEXTS"]):
+    torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+    try:
+        torch.cuda.memory._set_allocator_settings(text)
+    except (ValueError, RuntimeError, IndexError):
+        rows[text] = None
+        continue
+    found = torch.cuda.memory._snapshot()["allocator_settings"]
+    divisions = list(found["roundup_power2_divisions"].values())
+    rows[text] = [found["max_split_size"], found["garbage_collection_threshold"], found["expandable_segments"],
+                  divisions if any(divisions) else []]
+print(json.dumps(rows))
+"""
+TEXTS = (
+    "",
+    "max_split_size_mb:64",
+    " max_split_size_mb : 30 ,  expandable_segments:True,",
+    "max_split_size_mb:30,max_split_size_mb:40",
+    "max_split_size_mb:19",
+    "max_split_size_mb:20",
+    "max_split_size_mb:abc",
+    "max_split_size_mb:",
+    "max_split_size_mb",
+    "max_split_size:30",
+    "expandable_segments:True",
+    "expandable_segments:true",
+    "garbage_collection_threshold:1e-1",
+    "garbage_collection_threshold:0",
+    "garbage_collection_threshold:1.0",
+    "roundup_power2_divisions:8",
+    "roundup_power2_divisions:1",
+    "roundup_power2_divisions:3",
+    "roundup_power2_divisions:0",
+    "roundup_power2_divisions:[256:1,512:2,>:8]",
+    "roundup_power2_divisions:[>:8]",
+    "roundup_power2_divisions:[1:4,16:8]",
+    "roundup_power2_divisions:[16:8,1:4,>:2]",
+    "roundup_power2_divisions:[65536:4]",
+    "roundup_power2_divisions:[1:4,64:0,>:2]",
+    "roundup_power2_divisions:[1:4,]",
+    "roundup_power2_divisions:[]",
+    "roundup_power2_divisions:[3:4]",
+    "roundup_power2_divisions:[1:4",
+    "max_non_split_rounding_mb:19",
+    "max_non_split_rounding_mb:64",
+    "per_process_memory_fraction:0",
+    "per_process_memory_fraction:1.1",
+    "pinned_use_cuda_host_register:True,pinned_max_cached_size_mb:8,release_lock_on_cudamalloc:True",
+    "backend:native",
+    "backend:other",
+    ",",
+)
+
+
+def test_settings_are_read_as_pytorch_reads_them(on_gpu):  # noqa: F811
+    for text, row in on_gpu(READ, TEXTS=json.dumps(TEXTS)).items():
+        if row is None:
+            with pytest.raises(UsageError):
+                AllocatorConfig.parse(text)
+            continue
+        config = AllocatorConfig.parse(text)
+        max_split = -1 if config.max_split_bytes is None else config.max_split_bytes
+        divisions = list(config.roundup_power2_divisions)
+        assert [max_split, config.garbage_collection_threshold, config.expandable_segments, divisions] == row, text
