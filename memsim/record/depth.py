@@ -8,16 +8,17 @@ dtypes and ties, and the layers that are left of the same kinds in the same orde
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memsim.config import TrainingConfig
 from memsim.errors import MemsimError
 from memsim.record.architecture import construct, import_transformers, quiet
 from memsim.record.config_guard import checked_config
-from memsim.record.depth_keys import Cut, Path, cut_config, depth_paths, lists_by_layer
+from memsim.record.depth_keys import Cut, Path, cut_config, depth_paths, facts_by_layer
 from memsim.record.layer_kinds import Kind, Stack, layers_of, pattern_of, stacks_of
 from memsim.record.training.build import freeze
+from memsim.typed import read_data
 
 _Tensor = tuple[tuple[str, ...], tuple[Any, ...]]
 
@@ -55,6 +56,19 @@ class ReducedDepth:
     """Its training: frozen parameters by the names that they have in it."""
     stacks: tuple[LayerStack, ...]
     """What was taken out of which stack."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        return asdict(self)
+
+
+def reduced_depth_of(data: Any) -> ReducedDepth:
+    """Return what `ReducedDepth.to_dict` gave, from JSON too.
+
+    Raises:
+        ValueError: a field is missing or of another type.
+    """
+    return replace(read_data(ReducedDepth, data), config=data["config"])
 
 
 def reduced_depth(
@@ -99,15 +113,12 @@ class _Model:
         self._trained = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
     def kinds(self, prefix: str, path: Path) -> list[Kind]:
-        """Return the kinds of a stack's layers: modules, the configuration's lists, whether gradients flow into it."""
+        """Return the kinds of a stack's layers: modules, the configuration's words, whether gradients flow into it."""
         stack = self.stacks[prefix]
-        lists = lists_by_layer(self.effective, path, len(stack.kinds)).values()
+        facts = facts_by_layer(self.effective, path, len(stack.kinds))
         names = (name[len(prefix) + 1 :] for name in self._trained if name.startswith(f"{prefix}."))
         first_trained = min((int(name.partition(".")[0]) for name in names), default=len(stack.kinds))
-        return [
-            (kind, tuple(repr(values[index]) for values in lists), index > first_trained)
-            for index, kind in enumerate(stack.kinds)
-        ]
+        return [(kind, facts[index], index > first_trained) for index, kind in enumerate(stack.kinds)]
 
 
 def _reductions(model: _Model, stack: Stack, num_periods: int) -> Iterator[tuple[_Model, list[LayerStack]]]:
@@ -119,7 +130,7 @@ def _reductions(model: _Model, stack: Stack, num_periods: int) -> Iterator[tuple
         tried: list[Mapping[str, Any]] = []
         for with_defaults in (False, True):
             config = cut_config(model.config, model.effective, path, cut, with_defaults=with_defaults)
-            if config in tried:
+            if config is None or config in tried:
                 continue
             tried.append(config)
             changed = _changed(model, config, path, cut)

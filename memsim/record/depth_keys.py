@@ -18,6 +18,8 @@ _NO_DEPTH = re.compile(
 _PER_LAYER = re.compile(r"layer|block|pattern|attention_types|window|rope|indexer|mlp|moe")
 _NOT_PER_LAYER = re.compile(r"factor|scaling|section|out_|stage")
 _INDICES = re.compile(r"layers$|ind(ex|ic)es$|_idxs?$|layer_ids$")
+_COLLECTED = re.compile(r"intermediate|deepstack|out_|feature")
+"""Lists of layers whose outputs are put together: none of them can be taken out."""
 MAX_NESTING = 3
 
 
@@ -36,16 +38,23 @@ class Cut:
 
 
 def depth_paths(effective: Mapping[str, Any], num_layers: int) -> list[Path]:
-    """Return where a configuration, all defaults written out, may say that there are `num_layers` layers."""
-    return [
-        path for path, value in _entries(effective) if value == num_layers and type(value) is int and _says_depth(path)
-    ]
+    """Return where a configuration, all defaults written out, may say that there are `num_layers` layers.
+
+    Numbers come first, then lists with an item for each layer.
+    """
+    numbers, lists = [], []
+    for path, value in _entries(effective):
+        if type(value) is int and value == num_layers and _says_depth(path):
+            numbers.append(path)
+        elif isinstance(value, (list, tuple)) and _items_by_layer(str(path[-1]), value, num_layers) is not None:
+            lists.append(path)
+    return numbers + lists
 
 
 def cut_config(
     config: Mapping[str, Any], effective: Mapping[str, Any], path: Path, cut: Cut, *, with_defaults: bool
-) -> dict[str, Any]:
-    """Return `config` with fewer layers: the number at `path`, and every list beside it that goes by layers.
+) -> dict[str, Any] | None:
+    """Return `config` with fewer layers: the number at `path`, and everything beside it that goes by layers.
 
     Args:
         config: the user's configuration.
@@ -53,26 +62,36 @@ def cut_config(
         path: one of `depth_paths`.
         cut: what is taken out.
         with_defaults: whether lists are written that only the defaults have.
+
+    Returns:
+        `None` where a layer is taken out whose output the model collects.
     """
     result = copy.deepcopy(dict(config))
-    _set(result, effective, path, cut.num_left)
+    if type(_at(effective, path)) is int:
+        _set(result, effective, path, cut.num_left)
     holder = _holder(path)
-    given = _at(result, holder)
+    given = _at(result, holder) if with_defaults is False else _at(effective, holder)
     for key, value in _at(effective, holder).items():
-        if isinstance(value, (list, tuple)) and (with_defaults or key in given):
-            shorter = _cut_list(key, list(value), cut)
-            if shorter is not None:
-                _set(result, effective, (*holder, key), shorter)
+        if key not in given:
+            continue
+        shorter = _cut_entry(key, value, cut)
+        if shorter is not None:
+            if _COLLECTED.search(key) and len(shorter) < len(value):
+                return None
+            _set(result, effective, (*holder, key), shorter)
     return result
 
 
-def lists_by_layer(effective: Mapping[str, Any], path: Path, num_layers: int) -> dict[str, list[Any]]:
-    """Return the lists beside an entry that have one item for each layer."""
-    return {
-        key: list(value)
-        for key, value in _at(effective, _holder(path)).items()
-        if isinstance(value, (list, tuple)) and len(value) == num_layers and _goes_by_layers(key)
-    }
+def facts_by_layer(effective: Mapping[str, Any], path: Path, num_layers: int) -> list[tuple[str, ...]]:
+    """Return what the entries beside `path` say of each layer."""
+    columns: list[list[str]] = []
+    for key, value in _at(effective, _holder(path)).items():
+        items = _items_by_layer(key, value, num_layers)
+        if items is not None:
+            columns.append([repr(item) for item in items])
+        elif _names_layers(key, value, num_layers):
+            columns.append([repr(index in value) for index in range(num_layers)])
+    return list(zip(*columns, strict=True)) if columns else [()] * num_layers
 
 
 def _holder(path: Path) -> Path:
@@ -81,31 +100,51 @@ def _holder(path: Path) -> Path:
     return path[:last_name]
 
 
-def _at(config: Mapping[str, Any], path: Path) -> Any:
+def _at(config: Any, path: Path) -> Any:
     for key in path:
-        config = config[key]  # type: ignore[index]
+        found = config.get(key) if isinstance(config, Mapping) else config[int(key)]
+        config = {} if found is None else found
     return config
 
 
-def _cut_list(key: str, value: list[Any], cut: Cut) -> list[Any] | None:
-    """Return a list without what belongs to the layers taken out; `None` where it does not go by layers."""
-    if len(value) == cut.num_layers and _goes_by_layers(key):
-        return value[: cut.first] + value[cut.first + cut.num_removed :]
-    if _INDICES.search(key) and _are_indices(value, cut.num_layers):
-        behind = cut.first + cut.num_removed
+def _cut_entry(key: str, value: Any, cut: Cut) -> Any:
+    """Return an entry without what belongs to the layers taken out; `None` where it does not go by layers."""
+    items = _items_by_layer(key, value, cut.num_layers)
+    behind = cut.first + cut.num_removed
+    if items is not None:
+        shorter = items[: cut.first] + items[behind:]
+        return [[shorter, 1]] if key == "attention_types" else shorter
+    if _names_layers(key, value, cut.num_layers):
         kept = [index for index in value if index < cut.first or index >= behind]
         return [index if index < cut.first else index - cut.num_removed for index in kept]
+    if isinstance(value, Mapping) and value and all(str(name).isdigit() for name in value):
+        return {
+            _renumbered(name, cut): item for name, item in value.items() if int(name) < cut.first or int(name) >= behind
+        }
     return None
 
 
-def _goes_by_layers(key: str) -> bool:
-    return bool(_PER_LAYER.search(key)) and not _NOT_PER_LAYER.search(key)
+def _renumbered(name: Any, cut: Cut) -> Any:
+    index = int(name) if int(name) < cut.first else int(name) - cut.num_removed
+    return f"{index:0{len(name)}d}" if isinstance(name, str) else index
 
 
-def _are_indices(value: list[Any], num_layers: int) -> bool:
-    if not value or any(type(item) is not int for item in value):
+def _items_by_layer(key: str, value: Any, num_layers: int) -> list[Any] | None:
+    """Return the items of a list that has one for each layer; `None` of any other value."""
+    if not isinstance(value, (list, tuple)) or not _PER_LAYER.search(key) or _NOT_PER_LAYER.search(key):
+        return None
+    if key == "attention_types":  # of GPT-Neo: [[["global", "local"], 12]]
+        value = [kind for kinds, times in value for _ in range(times) for kind in kinds]
+    return list(value) if len(value) == num_layers else None
+
+
+def _names_layers(key: str, value: Any, num_layers: int) -> bool:
+    """Return whether a list holds indices of layers."""
+    if not isinstance(value, (list, tuple)) or not value or not _INDICES.search(key) or key.startswith("out_"):
         return False
-    return value == sorted(set(value)) and value[0] >= 0 and value[-1] < num_layers
+    if any(type(item) is not int for item in value):
+        return False
+    return list(value) == sorted(set(value)) and value[0] >= 0 and value[-1] < num_layers
 
 
 def _says_depth(path: Path) -> bool:
@@ -114,11 +153,12 @@ def _says_depth(path: Path) -> bool:
 
 
 def _entries(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every number, those in lists of numbers too."""
+    """Yield every number and list, and the numbers in lists."""
     if isinstance(value, Mapping) and len(path) < MAX_NESTING:
         for key, item in value.items():
             yield from _entries(item, (*path, key))
-    elif isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
+    elif isinstance(value, (list, tuple)):
+        yield path, value
         for index, item in enumerate(value):
             yield (*path, index), item
     elif type(value) is int:

@@ -80,16 +80,26 @@ def _runs(kinds: Sequence[Kind], period: int) -> Iterator[tuple[int, int]]:
 
 def _kinds(layers: Sequence[Any]) -> Iterator[Kind]:
     rows = [_facts(layer) for layer in layers]
-    counted = {key for key in rows[0] if _counts_layers([row.get(key) for row in rows])}
+    values: dict[str, list[tuple[int, Hashable]]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        for key, value in row.items():
+            values[key].append((index, value))
+    left_out = {key for key, found in values.items() if _counts_layers(found) or _lists_layers(found, len(rows))}
     for row in rows:
-        yield tuple((key, value) for key, value in row.items() if key not in counted)
+        yield tuple((key, value) for key, value in row.items() if key not in left_out)
 
 
-def _counts_layers(values: Sequence[Any]) -> bool:
-    """Whether a number is the layer's own index, counted from anywhere."""
-    if any(type(value) is not int for value in values):
+def _counts_layers(found: Sequence[tuple[int, Hashable]]) -> bool:
+    """Return whether a number is the layer's own index, counted from anywhere."""
+    return all(type(value) is int for _, value in found) and len({value - index for index, value in found}) == 1  # type: ignore[operator]
+
+
+def _lists_layers(found: Sequence[tuple[int, Hashable]], num_layers: int) -> bool:
+    """Return whether an attribute is one list over all layers, the same in each: the layer's own item decides."""
+    first = found[0][1]
+    if not isinstance(first, tuple) or len(first) != num_layers or not all(isinstance(item, str) for item in first):
         return False
-    return all(after - before == 1 for before, after in zip(values, values[1:], strict=False))
+    return all(value == first for _, value in found)
 
 
 def _facts(layer: Any) -> dict[str, Hashable]:

@@ -24,6 +24,7 @@ from typing import Any
 from memsim import errors
 from memsim.errors import MemsimError
 from memsim.gpus import GPU
+from memsim.record.depth import MIN_PERIODS, ReducedDepth, reduced_depth_of
 from memsim.record.job import JobKind, RecordJob
 from memsim.record.recording import read_recording
 from memsim.step import OutOfMemory, StepTrace
@@ -145,18 +146,11 @@ class Recorder:
             ModelError: the model cannot be built, cannot take such a batch, or fails.
             MemsimError: the worker ended, or took too long.
         """
-        if not self._is_clean:
-            self._end()
-        if self._process is None:
-            self._start()
+        self._be_ready()
         self._num_recordings += 1
         path = Path(self._folder.name) / f"recording-{self._num_recordings}.json"
         self._progress(f"recording batch {job.training.batch_size} x {job.training.seq_len or '-'}")
-        self._is_clean = False  # until the answer says so
-        answer = self._asked({"job": job.to_dict(), "path": str(path)})
-        self._is_clean = not answer.get("left_bytes", 0)
-        if "error" in answer:
-            raise _error_of(answer)
+        answer = self._answer({"job": job.to_dict(), "path": str(path)})
         recorded = recorded_of(job, path, answer, self._transformers)
         path.unlink()
         return recorded
@@ -165,6 +159,31 @@ class Recorder:
         """Yield what each job left behind, in order; see `record`."""
         for job in jobs:
             yield self.record(job)
+
+    def reduced_depth(self, job: RecordJob, *, num_periods: int = MIN_PERIODS) -> ReducedDepth | None:
+        """Return the job's model with fewer layers; see `memsim.record.depth.reduced_depth`. Needs no torch here.
+
+        Raises:
+            MemsimError: as `record`.
+        """
+        self._be_ready()
+        self._progress("looking for layers that are alike")
+        reduced = self._answer({"job": job.to_dict(), "num_periods": num_periods})["reduced"]
+        return None if reduced is None else reduced_depth_of(reduced)
+
+    def _be_ready(self) -> None:
+        if not self._is_clean:
+            self._end()
+        if self._process is None:
+            self._start()
+
+    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._is_clean = False  # until the answer says so
+        answer = self._asked(request)
+        self._is_clean = not answer.get("left_bytes", 0)
+        if "error" in answer:
+            raise _error_of(answer)
+        return answer
 
     def _start(self) -> None:
         from memsim.imaginary_gpu import child_environment

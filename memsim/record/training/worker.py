@@ -63,10 +63,20 @@ def _answers(asked: TextIO) -> Iterator[dict[str, Any]]:
 
 def _served(session: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
+        if "num_periods" in request:
+            return _reduced(request)
         made = session.record(job_of(request["job"]), Path(request["path"]))
     except Exception as error:
         return _failure(error)
     return asdict(made)
+
+
+def _reduced(request: dict[str, Any]) -> dict[str, Any]:
+    from memsim.record.depth import reduced_depth
+
+    job = job_of(request["job"])
+    found = reduced_depth(job.config, job.training, num_periods=request["num_periods"])
+    return {"reduced": None if found is None else found.to_dict()}
 
 
 def _failure(error: Exception) -> dict[str, Any]:
