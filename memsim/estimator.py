@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from memsim.errors import UnknownNameError, UsageError, shown
 from memsim.model import ModelSpec
 from memsim.optimizers import Assignment, OptimizerRule, assign, resolve_groups, resolve_optimizer, state_of
 from memsim.optimizers.step_peaks import StepPeaks
+from memsim.record.training.lengths import default_seq_len
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
 from memsim.typed import read_data
@@ -108,7 +109,7 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
     config = training_config(**options) if config is None else config
     if not isinstance(config, TrainingConfig):
         raise UsageError(f"config must be a TrainingConfig, not {shown(config)}.")
-    return _estimate(_model_spec(model, config), config)
+    return _estimate(model_spec(model, config), config)
 
 
 def compare(model: object, optimizers: Iterable[Any], **options: Any) -> Estimates:
@@ -147,13 +148,44 @@ def estimate_all(
     for config in configs:  # a wrong optimizer is told before the network is asked for the model
         resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
         resolve_groups(config.optimizer)
-    spec = _model_spec(model, configs[0], progress)
+    spec = model_spec(model, configs[0], progress)
     return Estimates(tuple(_estimate(spec, config) for config in configs))
 
 
-def _model_spec(model: object, config: TrainingConfig, progress: Callable[[str], None] | None = None) -> ModelSpec:
+def model_spec(model: object, config: TrainingConfig, progress: Callable[[str], None] | None = None) -> ModelSpec:
+    """Return the model that a training is about, its frozen parameters marked.
+
+    Raises:
+        ModelError: the model cannot be resolved.
+        UsageError: a pattern of `freeze` covers nothing.
+    """
     spec = resolve(model, task=config.task, dtype=config.dtype, num_labels=config.num_labels, progress=progress)
     return replace(spec, table=spec.table.freeze(config.freeze)) if config.freeze else spec
+
+
+def resolved(config: TrainingConfig, spec: ModelSpec, args: Mapping[str, Any]) -> TrainingConfig:
+    """Return the training with nothing left to the model or to defaults: task, dtype, optimizer arguments, length."""
+    return replace(
+        config,
+        task=spec.task or config.task,
+        dtype=spec.dtype,
+        optimizer=replace(config.optimizer, args=args),
+        seq_len=config.seq_len or _default_length(spec),
+    )
+
+
+def _default_length(spec: ModelSpec) -> int | None:
+    """Return the tokens of a sequence where the user gives none; `None` for models that read no tokens."""
+    if not any(key in facts for facts in _all_facts(spec.config) for key in ("vocab_size", "n_vocab")):
+        return None
+    return default_seq_len(spec.config, spec.task)
+
+
+def _all_facts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield config
+    for value in config.values():
+        if isinstance(value, Mapping):
+            yield from _all_facts(value)
 
 
 def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
@@ -174,12 +206,7 @@ def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
             num_trainable_parameters=sum(p.tensor.numel for p in trainable),
             num_parameter_tensors=spec.table.num_parameter_tensors,
         ),
-        config=replace(
-            config,
-            task=spec.task or config.task,
-            dtype=spec.dtype,
-            optimizer=replace(config.optimizer, args=optimizer.args),
-        ),
+        config=resolved(config, spec, optimizer.args),
         optimizer=OptimizerSummary(
             class_path=optimizer.rule.class_path, source=_source(optimizer.rule), ignores=optimizer.rule.ignores
         ),

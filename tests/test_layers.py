@@ -23,6 +23,7 @@ ORDER = (
     ("dry_run.result", "snapshot", "comparing", "whole_step"),
     ("saved",),
     ("estimator", "dry_run", "snapshot", "report"),
+    ("verifying",),
     ("cli",),
 )
 ROWS = {name: row for row, names in enumerate(ORDER) for name in names}

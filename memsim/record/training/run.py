@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from memsim.errors import MemsimError, ModelError
 from memsim.record.job import RecordJob
+
+RunWeights = Literal["none", "random", "real"]
+"""No values at all (an imaginary GPU computes nothing), small random ones, or those of the model's own initialisation.
+"""
 
 PROGRAM_SECTIONS = ("first", "accumulate", "steady", "steady")
 """Micro-steps of a `program` job; `zero_grad` stands before those that find no gradients."""
@@ -20,10 +24,12 @@ class TrainingRun:
         job: what is to run.
         device: where; the model is built on the CPU and moved there.
         tape: is told of sections by `tape.section(name)`.
+        weights: what the parameters hold.
     """
 
-    def __init__(self, job: RecordJob, *, device: str, tape: Any) -> None:
+    def __init__(self, job: RecordJob, *, device: str, tape: Any, weights: RunWeights = "none") -> None:
         self.job = job
+        self._weights = weights
         self.model: Any = None
         self.model_class = ""
         self.assumptions: tuple[str, ...] = ()
@@ -48,9 +54,10 @@ class TrainingRun:
         from memsim.record.training.loops import start_loop
 
         self._tape.section("load")
-        self.model = build_model(self.job.config, self.job.training)
+        is_real = self._weights == "real"
+        self.model = build_model(self.job.config, self.job.training, weights="real" if is_real else "meta")
         self.model_class = type(self.model).__name__
-        place(self.model, self._device)
+        place(self.model, self._device, weights="random" if self._weights == "random" else "empty")
         self._loop = start_loop(self.model, self.job.training, with_optimizer=self.job.kind == "run")
 
     def _go_through_program(self) -> None:

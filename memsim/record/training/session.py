@@ -13,7 +13,7 @@ from typing import Any
 
 from memsim.errors import MemsimError
 from memsim.record.job import RecordJob
-from memsim.record.training.run import TrainingRun
+from memsim.record.training.run import RunWeights, TrainingRun
 from memsim.record.watch.history import History
 from memsim.record.watch.hooks import Watch
 from memsim.record.watch.values import Values
@@ -77,7 +77,8 @@ class Session:
             raise MemsimError(f"{left:,} bytes of the device are held by something else: record in a fresh process.")
         _seed(self._torch)
         with self._recording(with_lines=job.with_lines):
-            run = TrainingRun(job, device=DEVICE, tape=self._watch.tape)
+            weights: RunWeights = "none" if self._imaginary else "random"
+            run = TrainingRun(job, device=DEVICE, tape=self._watch.tape, weights=weights)
             by_oom = self._ran_out(run)
             used = self._used_bytes()
             self._write(path, ended_by_oom=by_oom)
