@@ -96,12 +96,20 @@ def write_recording(
     path: Path, watch: Any, history: Any, *, ended: str, ended_by_oom: bool, notes: Sequence[str]
 ) -> None:
     """Write what was recorded since `history` was started into one file, whole or not at all."""
+    data = gathered(watch, history, ended=ended, ended_by_oom=ended_by_oom, notes=notes)
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def gathered(watch: Any, history: Any, *, ended: str, ended_by_oom: bool, notes: Sequence[str]) -> dict[str, Any]:
+    """Return what was recorded since `history` was started, as `recording_of` reads it."""
     torch = watch.torch
     statistics = torch._C._cuda_memoryStats(history.device)
     position = watch.tape.position()
     snapshot = torch.cuda.memory._snapshot()
     properties = torch.cuda.get_device_properties(history.device)
-    data = {
+    return {
         "schema": SCHEMA,
         "pid": os.getpid(),
         "ended": ended,
@@ -124,9 +132,6 @@ def write_recording(
         "ooms": history.ooms,
         "notes": [*notes, *_notes(torch, snapshot)],
     }
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(data, separators=(",", ":")), encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _history(traces: Any, torch_folder: str) -> dict[str, Any]:
