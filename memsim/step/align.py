@@ -1,0 +1,209 @@
+"""Recordings at several points, laid side by side: which have the same events, and how their numbers grow.
+
+Two things that a kernel takes only above a certain size are set apart from the events around them, so that recordings
+below and above it can be compared: the scratch memory of a reduction (two blocks, the second made and let go within the
+life of the first and nothing between), and everything that the backward of an embedding makes when it sorts its ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from memsim.ledger import Phase
+from memsim.step.fit import Point
+from memsim.step.section import Section, SectionEvent, SectionName
+from memsim.step.trace import Holder
+from memsim.tensors import Shape
+
+_SORT = (
+    *("a0", "a1", "a2", "a3", "f3", "f2", "gradient", "a5", "a6", "a7", "a8", "f8", "f7", "a9", "a10", "a11", "f11"),
+    *("a12", "a13", "a14", "f14", "f13", "f12", "f10", "f9", "f6", "f5", "f1", "f0"),
+)
+"""What the backward of an embedding makes (`a`) and lets go (`f`) when it sorts (ATen/native/cuda/Embedding.cu and
+EmbeddingBackwardKernel.cu @2.13): ids sorted (0) and their places (1), a range (2) and CUB's storage (3); the gradient;
+where each id begins (5, 6) with a range and storage (7, 8), its partial sums (9, 10, 12, 13; storage 11), rows (14)."""
+
+
+class Pair(NamedTuple):
+    """Two blocks that are gone before the next event."""
+
+    outer: SectionEvent
+    inner: SectionEvent
+
+
+class AlignedEvent(NamedTuple):
+    """One event of every point; lists have an entry for each point, in their order."""
+
+    action: Literal["alloc", "free"]
+    key: int
+    """As in `SectionEvent`, counted without the blocks of pairs."""
+    nbytes: tuple[int | None, ...]
+    """`None` where the event did not happen, because an embedding had few ids."""
+    phase: Phase
+    holder: Holder | None
+    """What was known at any point; its shape is in `shapes`."""
+    shapes: tuple[Shape | None, ...]
+    slot: str
+    pairs: tuple[tuple[Pair, ...], ...]
+    """Pairs that came right after this event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignedSection:
+    """A section at every point."""
+
+    name: SectionName
+    """Which part."""
+    events: tuple[AlignedEvent, ...]
+    """Its events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """Points whose recordings have the same events in the same order, but for what was set apart."""
+
+    points: tuple[Point, ...]
+    """Where they were recorded."""
+    sections: tuple[AlignedSection, ...]
+    """Every section."""
+
+
+class _Core(NamedTuple):
+    """An event that is there at every point, and what is there only at some."""
+
+    event: SectionEvent
+    pairs: tuple[Pair, ...] = ()
+    before: tuple[SectionEvent, ...] = ()
+    after: tuple[SectionEvent, ...] = ()
+
+
+def align(recordings: Mapping[Point, Sequence[Section]]) -> tuple[Alignment, ...]:
+    """Return the recordings by their events, groups in the order of their first point."""
+    cores = {point: [_stripped(section) for section in sections] for point, sections in recordings.items()}
+    groups: dict[tuple[object, ...], list[Point]] = {}
+    for point, sections in cores.items():
+        groups.setdefault(_signature(sections), []).append(point)
+    return tuple(_aligned(points, recordings, cores) for points in groups.values())
+
+
+def _stripped(section: Section) -> list[_Core]:
+    """Return the events that are always there, with the others beside them; keys are counted anew."""
+    events = section.events
+    keys: dict[int, int] = {}
+    result: list[_Core] = []
+    index = 0
+    while index < len(events):
+        pair = None
+        if _sorts_at(events, index):
+            four = index + _SORT.index("gradient")
+            before, event, after = events[index:four], events[four], events[four + 1 : index + len(_SORT)]
+            keys[event.key] = len(keys)
+            result.append(_Core(event._replace(key=keys[event.key]), (), before, after))
+            index += len(_SORT)
+            continue
+        if result:
+            pair = _pair_at(events, index)
+        if pair is not None:
+            result[-1] = result[-1]._replace(pairs=(*result[-1].pairs, pair))
+            index += 4
+            continue
+        event = events[index]
+        if event.action == "alloc":
+            keys[event.key] = len(keys)
+        result.append(_Core(event._replace(key=keys.get(event.key, -1))))
+        index += 1
+    return result
+
+
+def _pair_at(events: Sequence[SectionEvent], index: int) -> Pair | None:
+    four = events[index : index + 4]
+    if [event.action for event in four] != ["alloc", "alloc", "free", "free"]:
+        return None
+    outer, inner = four[0], four[1]
+    return Pair(outer, inner) if (four[2].key, four[3].key) == (inner.key, outer.key) else None
+
+
+def _sorts_at(events: Sequence[SectionEvent], index: int) -> bool:
+    """Whether the backward of an embedding that sorts begins here."""
+    found = events[index : index + len(_SORT)]
+    if len(found) < len(_SORT) or events[index].action != "alloc":
+        return False
+    made: dict[int, str] = {}
+    for event, expected in zip(found, _SORT, strict=True):
+        if event.action == "alloc":
+            if expected[0] == "f":
+                return False
+            made[event.key] = expected[1:]
+        elif expected[0] != "f" or made.get(event.key) != expected[1:]:
+            return False
+    return True
+
+
+def _signature(sections: Sequence[Sequence[_Core]]) -> tuple[object, ...]:
+    return tuple(
+        (e.action, e.key, e.phase, e.slot, e.holder and (e.holder.category, e.holder.module, e.holder.name))
+        for section in sections
+        for e, *_ in section
+    )
+
+
+def _aligned(
+    points: Sequence[Point],
+    recordings: Mapping[Point, Sequence[Section]],
+    cores: Mapping[Point, Sequence[Sequence[_Core]]],
+) -> Alignment:
+    sections = []
+    for index, section in enumerate(recordings[points[0]]):
+        rows = zip(*(cores[point][index] for point in points), strict=True)
+        sections.append(AlignedSection(name=section.name, events=tuple(_renumbered(_merged_rows(rows)))))
+    return Alignment(points=tuple(points), sections=tuple(sections))
+
+
+def _merged_rows(rows: Iterator[tuple[_Core, ...]]) -> Iterator[AlignedEvent]:
+    """Yield the events of all points; keys of what is only sometimes there are below -1, unlike within the section."""
+    for number, row in enumerate(rows):
+        yield from _sometimes([core.before for core in row], number)
+        yield _merged([core.event for core in row], [core.pairs for core in row])
+        yield from _sometimes([core.after for core in row], number)
+
+
+def _sometimes(columns: Sequence[Sequence[SectionEvent]], number: int) -> Iterator[AlignedEvent]:
+    length = max(map(len, columns))
+    for index in range(length):
+        event = _merged([column[index] if column else None for column in columns], [()] * len(columns))
+        yield event._replace(key=-(number + 2) * 10**6 - event.key)
+
+
+def _merged(events: Sequence[SectionEvent | None], pairs: Sequence[tuple[Pair, ...]]) -> AlignedEvent:
+    event = next(event for event in events if event is not None)
+    holders = [event.holder if event is not None else None for event in events]
+    return AlignedEvent(
+        action=event.action,
+        key=event.key,
+        nbytes=tuple(event.nbytes if event is not None else None for event in events),
+        phase=event.phase,
+        holder=most_told(holders),
+        shapes=tuple(holder.shape if holder is not None else None for holder in holders),
+        slot=event.slot,
+        pairs=tuple(pairs),
+    )
+
+
+def _renumbered(events: Iterator[AlignedEvent]) -> Iterator[AlignedEvent]:
+    keys: dict[int, int] = {-1: -1}
+    for event in events:
+        if event.action == "alloc":
+            keys[event.key] = len(keys) - 1
+        yield event._replace(key=keys[event.key])
+
+
+def most_told(holders: Sequence[Holder | None]) -> Holder | None:
+    """Return the holder with what was seen at any point: small tensors are not looked at."""
+    told = [holder for holder in holders if holder is not None]
+    if not told:
+        return None
+    op = next((holder.op for holder in told if holder.op), "")
+    dtype = next((holder.dtype for holder in told if holder.dtype), None)
+    return replace(told[0], op=op, dtype=dtype, shape=None)

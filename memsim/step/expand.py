@@ -1,0 +1,182 @@
+"""From folded sections to their events at a batch size, a length and a depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from memsim.ledger import Phase
+from memsim.step.fit import Point, monomials_at
+from memsim.step.fold import Body, Folded, FoldedSection, FoldedStack, Form, HolderForm, PairForm, Run, Target
+from memsim.step.layers import Text, name_of
+from memsim.step.reduction import Processors
+from memsim.step.rules import bytes_of, scratch_of
+from memsim.step.section import Section, SectionEvent
+from memsim.step.sorting import SORTED_ABOVE
+from memsim.step.trace import Holder
+
+
+class _Row(NamedTuple):
+    """An event of a body, its numbers worked out."""
+
+    action: Literal["alloc", "free"]
+    local: int
+    """Which of the body's allocations; -1 for the free of another body's or section's."""
+    nbytes: int
+    phase: Phase
+    holder: HolderForm | None
+    slot: Text | None
+    target: Target | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worked:
+    """A body whose numbers are worked out."""
+
+    rows: tuple[_Row, ...]
+    """Its events."""
+    num_allocs: int
+    """Allocations among them."""
+    by_tag: Mapping[str, int]
+    """Which of the allocations has a tag that others refer to."""
+
+
+def expand(folded: Folded, point: Point, depths: Sequence[int], processors: Processors) -> tuple[Section, ...]:
+    """Return the sections at a point, for stacks of these depths (in the order of `folded.stacks`)."""
+    values = _Values(monomials_at(point), processors)
+    writer = _Writer(folded.stacks, depths, values)
+    return tuple(writer.section(section) for section in folded.sections)
+
+
+class _Values:
+    """Works bodies and shapes out at one point, each once."""
+
+    def __init__(self, monomials: Sequence[int], processors: Processors) -> None:
+        self._monomials = monomials
+        self._processors = processors
+        self._bodies: dict[int, _Worked] = {}
+
+    def body(self, body: Body) -> _Worked:
+        worked = self._bodies.get(id(body))
+        if worked is None:
+            worked = self._bodies[id(body)] = self._work_out(body)
+        return worked
+
+    def holder(self, form: HolderForm, module: str, name: str) -> Holder:
+        shape = tuple(size.at(self._monomials) for size in form.shape) if form.shape is not None else None
+        return replace(form.holder, module=module, name=name, shape=shape)
+
+    def _work_out(self, body: Body) -> _Worked:
+        rows: list[_Row] = []
+        by_tag: dict[str, int] = {}
+        num_allocs = 0
+        for form in body:
+            happens = form.condition is None or form.condition.at(self._monomials) > SORTED_ABOVE
+            if not happens:
+                continue
+            if form.nbytes is None:
+                rows.append(_Row("free", -1, 0, form.phase, None, form.slot, form.target))
+            else:
+                nbytes = bytes_of(form.nbytes, self._monomials, self._processors)
+                rows.append(_Row("alloc", num_allocs, nbytes, form.phase, form.holder, form.slot, None))
+                by_tag[form.tag] = num_allocs
+                num_allocs += 1
+            for pair in form.pairs:
+                found = self._pair(pair)
+                if found is not None:
+                    rows += _pair_rows(found, pair, form, num_allocs)
+                    num_allocs += 2
+        return _Worked(rows=tuple(rows), num_allocs=num_allocs, by_tag=by_tag)
+
+    def _pair(self, pair: PairForm) -> tuple[int, int] | None:
+        if pair.reduction is not None:
+            return scratch_of(pair.reduction, self._monomials, self._processors)
+        assert pair.outer is not None
+        assert pair.inner is not None
+        return (
+            bytes_of(pair.outer, self._monomials, self._processors),
+            bytes_of(pair.inner, self._monomials, self._processors),
+        )
+
+
+def _pair_rows(nbytes: tuple[int, int], pair: PairForm, form: Form, first: int) -> list[_Row]:
+    outer, inner = nbytes
+    return [
+        _Row("alloc", first, outer, form.phase, pair.outer_holder, None, None),
+        _Row("alloc", first + 1, inner, form.phase, pair.inner_holder, None, None),
+        _Row("free", first + 1, 0, form.phase, None, None, None),
+        _Row("free", first, 0, form.phase, None, None, None),
+    ]
+
+
+class _Begun(NamedTuple):
+    """A body that was written for a layer."""
+
+    base: int
+    """Key of its first allocation."""
+    worked: _Worked
+
+
+class _Writer:
+    """Writes the sections out, layer by layer."""
+
+    def __init__(self, stacks: Sequence[FoldedStack], depths: Sequence[int], values: _Values) -> None:
+        self._stacks = stacks
+        self._depths = depths
+        self._values = values
+        self._holders: dict[tuple[int, str, str], Holder] = {}
+        self._runs: Sequence[Run] = ()
+        self._begun: list[dict[int, _Begun]] = []
+        self._made: list[tuple[int, Holder | None]] = []
+        self._events: list[SectionEvent] = []
+        self._left: dict[str, int] = {}
+
+    def section(self, section: FoldedSection) -> Section:
+        self._runs, self._begun, self._made, self._events, self._left = section.runs, [], [], [], {}
+        for run in section.runs:
+            self._begun.append({})
+            for here, body in self._visits(run):
+                worked = self._values.body(body)
+                self._begun[-1][here] = _Begun(len(self._made), worked)
+                self._write(worked, here, len(self._made))
+        return Section(name=section.name, events=tuple(self._events), num_keys=len(self._made), left=self._left)
+
+    def _visits(self, run: Run) -> list[tuple[int, Body]]:
+        if run.stack < 0:
+            return [(0, run.bodies[0])]
+        stack, depth = self._stacks[run.stack], self._depths[run.stack]
+        numbers = range(depth - 1, -1, -1) if run.descending else range(depth)
+        return [(number, run.bodies[stack.body_index(number, depth)]) for number in numbers]
+
+    def _write(self, worked: _Worked, here: int, base: int) -> None:
+        made, events, left, depths = self._made, self._events, self._left, self._depths
+        for action, local, nbytes, phase, form, text, target in worked.rows:
+            slot = name_of(text, here, depths) if text is not None else ""
+            if action == "alloc":
+                key = base + local
+                holder = self._holder(form, here) if form is not None else None
+                if slot:
+                    left[slot] = key
+                made.append((nbytes, holder))
+                events.append(SectionEvent("alloc", key, nbytes, phase, holder, slot))
+                continue
+            key = base + local if local >= 0 else self._key_of(target, here)
+            freed, holder = made[key] if key >= 0 else (0, None)
+            events.append(SectionEvent("free", key, freed, phase, holder, slot))
+
+    def _key_of(self, target: Target | None, here: int) -> int:
+        if target is None:
+            return -1
+        number = 0
+        if target.place is not None:
+            number = target.place.number(here, self._depths[self._runs[target.run].stack])
+        base, worked = self._begun[target.run][number]
+        return base + worked.by_tag[target.tag]
+
+    def _holder(self, form: HolderForm, here: int) -> Holder:
+        module, name = name_of(form.module, here, self._depths), name_of(form.name, here, self._depths)
+        holder = self._holders.get((id(form), module, name))
+        if holder is None:
+            holder = self._holders[id(form), module, name] = self._values.holder(form, module, name)
+        return holder
