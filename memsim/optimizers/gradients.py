@@ -79,13 +79,28 @@ def _cuda_norms(local: Frame, group: Sequence[ParameterSpec]) -> list[StepEvent]
 def unscale_events(parameters: Sequence[ParameterSpec]) -> list[StepEvent]:
     """Return every allocation and free of `torch.amp.GradScaler.unscale_`, in order; gradients change in place.
 
+    What says whether a gradient was infinite is handed on, and dies in `GradScaler.update`.
+
     Source: torch/amp/grad_scaler.py:246-345 @2.13.0.
     """
+    # scale.double().reciprocal().float()
+    return _scaled(parameters, "inv_scale", scalar("float64"), scalar("float64"), scalar("float32"))
+
+
+def check_inf_events(parameters: Sequence[ParameterSpec]) -> list[StepEvent]:
+    """Return the same of `GradScaler.step` with a fused optimizer, whose kernel scales gradients back by itself.
+
+    Source: `_check_inf_per_device`, torch/amp/grad_scaler.py @2.13.0.
+    """
+    return _scaled(parameters, "dummy_inv_scale", scalar("float32"))
+
+
+def _scaled(parameters: Sequence[ParameterSpec], name: str, *made: TensorSpec) -> list[StepEvent]:
     if not parameters:
         return []
     tape = Tape()
     with tape.frame() as local:
-        local.new("inv_scale", scalar("float64"), scalar("float64"), scalar("float32"))  # scale.double().reciprocal()
+        local.new(name, *made)
         local.new("found_inf", scalar("float32"))
         # The gradients' device gets copies of both (_MultiDeviceReplicator); found_inf's is handed on.
         local.open(scalar("float32"), name="found_inf_per_device")

@@ -14,15 +14,17 @@ from memsim.config import TrainingConfig
 from memsim.errors import MemsimError
 from memsim.ledger import Category, Phase
 from memsim.optimizers import Assignment, state_of
-from memsim.optimizers.gradients import clip_grad_norm_events, unscale_events
+from memsim.optimizers.gradients import check_inf_events, clip_grad_norm_events, unscale_events
 from memsim.optimizers.step import group_step_events, step_source
 from memsim.optimizers.step_event import StepEvent
 from memsim.step.section import Section, SectionName
 from memsim.step.trace import Holder, Span
+from memsim.tensors import TensorSpec
 
 EMPTY_CACHE = -1
 """Key of the request that is none: `torch.cuda.empty_cache()`."""
 
+_SCALAR = TensorSpec((), "float32")
 _CATEGORIES = {"temporary": Category.TEMPORARY, "optimizer_state": Category.OPTIMIZER_STATE}
 
 
@@ -110,6 +112,16 @@ class _Writer:
     def free(self, key: int) -> None:
         self.requests.append(Request(key, 0, None))
 
+    def free_all(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self.free(key)
+
+    def scalar(self, name: str) -> int:
+        holder = Holder(
+            category=Category.TEMPORARY, name=name, op="GradScaler.step", shape=_SCALAR.shape, dtype=_SCALAR.dtype
+        )
+        return self.alloc(_SCALAR.nbytes, holder)
+
     def section(self, section: Section, step: int = 1, *, empties: bool = False) -> None:
         first_key, before = self.num_keys, dict(self.left)
         self.num_keys += section.num_keys
@@ -166,18 +178,34 @@ def _create_state(writer: _Writer, parts: Assignment) -> None:
 
 
 def _optimizer_step(writer: _Writer, parts: Assignment, config: TrainingConfig, *, first_step: bool) -> None:
+    """Unscale, clip, step and update the scale, as `torch.amp.GradScaler` does where gradients are scaled."""
     parameters = [p for _, given in parts for p in given]
-    scales = config.autocast == "float16"
-    if scales:
-        _write(writer, unscale_events(parameters), "GradScaler.unscale_")
-    if config.max_grad_norm is not None:
-        _write(writer, clip_grad_norm_events(parameters), "clip_grad_norm_")
+    scaled, clips = config.autocast == "float16", config.max_grad_norm is not None
+    until_update: list[int] = []
+    if scaled and clips:
+        until_update += _write(writer, unscale_events(parameters), "GradScaler.unscale_")
+    if clips:
+        writer.free_all(_write(writer, clip_grad_norm_events(parameters), "clip_grad_norm_"))
     for run in _runs(parts):
-        known = all(step_source(optimizer, given).rule is not None for optimizer, given in run)
-        if known:
-            _write(writer, group_step_events(run, first_step=first_step), f"{run[0][0].name}.step")
-        elif first_step:  # its temporaries are not known, its state is
-            _create_state(writer, [part for part in run if part[0].rule.created == "first step"])
+        fused = scaled and bool(run[0][0].args.get("fused"))
+        if scaled and not clips:
+            given = [p for _, some in run for p in some]
+            events = check_inf_events(given) if fused else unscale_events(given)
+            until_update += _write(writer, events, "GradScaler.step")
+        # A fused optimizer gets the scale and whether a gradient was infinite as new tensors.
+        handed = [writer.scalar("found_inf")] if fused else []
+        handed += [writer.scalar("grad_scale")] if fused and not clips else []
+        _step(writer, run, first_step=first_step)
+        writer.free_all(reversed(handed))
+    writer.free_all(until_update)
+
+
+def _step(writer: _Writer, run: Assignment, *, first_step: bool) -> None:
+    if all(step_source(optimizer, given).rule is not None for optimizer, given in run):
+        events = group_step_events(run, first_step=first_step)
+        writer.free_all(_write(writer, events, f"{run[0][0].name}.step"))
+    elif first_step:  # its temporaries are not known, its state is
+        _create_state(writer, [part for part in run if part[0].rule.created == "first step"])
 
 
 def _runs(parts: Assignment) -> list[Assignment]:
@@ -191,8 +219,8 @@ def _runs(parts: Assignment) -> list[Assignment]:
     return runs
 
 
-def _write(writer: _Writer, events: Iterable[StepEvent], op: str) -> None:
-    """Write the events of a rule; temporaries that it hands on end with it."""
+def _write(writer: _Writer, events: Iterable[StepEvent], op: str) -> list[int]:
+    """Write the events of a rule, and return the keys of the temporaries that it hands on."""
     keys: dict[int, int] = {}
     temporary: dict[int, int] = {}
     before = dict(writer.state)
@@ -209,8 +237,7 @@ def _write(writer: _Writer, events: Iterable[StepEvent], op: str) -> None:
         else:  # of this step, or a state entry of an earlier one
             temporary.pop(event.key, None)
             writer.free(keys[event.key] if event.key in keys else before.pop(name))
-    for key in temporary.values():
-        writer.free(key)
+    return list(temporary.values())
 
 
 def _holder(event: StepEvent, op: str) -> Holder:

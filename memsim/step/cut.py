@@ -130,23 +130,19 @@ def _section(index: int, part: list[_Request], lives: list[_Life], slots: list[s
 
 
 def _events(name: str, part: list[_Request], slots: list[str], first: int) -> Iterator[SectionEvent]:
+    phase = Phase.LOAD if name == "load" else Phase.FORWARD
     for event, block in part:
         own = block >= first
+        if event.phase is Phase.BACKWARD and name != "load":
+            phase = Phase.BACKWARD  # and what the loop lets go of after it
         yield SectionEvent(
             action="alloc" if event.action == "alloc" else "free",
             key=block - first if own else -1,
             nbytes=event.nbytes if own else 0,
-            phase=_phase(name, event.phase),
+            phase=phase,
             holder=_without_lines(event.holder) if own else None,
             slot=slots[block],
         )
-
-
-def _phase(section: str, phase: Phase) -> Phase:
-    """Return the phase of an event: what belongs to no pass, making the batch, belongs to forward."""
-    if section == "load":
-        return Phase.LOAD
-    return Phase.BACKWARD if phase is Phase.BACKWARD else Phase.FORWARD
 
 
 def _without_lines(holder: Holder | None) -> Holder | None:
