@@ -126,6 +126,8 @@ class Folded:
 
     stacks: tuple[FoldedStack, ...]
     """What was folded."""
+    unfolded: tuple[Stack, ...]
+    """Lists of modules whose number cannot change, because they differ or are not used one after the other."""
     sections: tuple[FoldedSection, ...]
     """In the order of a run."""
 
@@ -150,13 +152,17 @@ class _Unfoldable(Exception):  # noqa: N818 - it never leaves this module
 def fold(sections: Sequence[FittedSection]) -> Folded:
     """Return the sections with equal layers folded, of inner stacks where those of the outer one differ."""
     holders = [event.holder.holder for section in sections for event in section.events if event.holder is not None]
-    candidates = list(stacks_in(holders))
+    found = stacks_in(holders)
+    candidates = list(found)
     while True:
         stacks = [s for s in candidates if not any(s.path.startswith(c.prefix) for c in candidates if c is not s)]
         try:
-            return _Folder(sections, stacks).folded()
+            folded = _Folder(sections, stacks).folded()
         except _Unfoldable as error:
             candidates.remove(stacks[error.stack])
+            continue
+        prefixes = tuple(stack.prefix for stack in stacks)
+        return replace(folded, unfolded=tuple(s for s in found if s not in stacks and not s.path.startswith(prefixes)))
 
 
 class _Folder:
@@ -174,7 +180,7 @@ class _Folder:
             FoldedSection(name=section.name, runs=tuple(self._run(number, run, stacks) for run in self._runs[number]))
             for number, section in enumerate(self._sections)
         ]
-        return Folded(stacks=stacks, sections=tuple(sections))
+        return Folded(stacks=stacks, unfolded=(), sections=tuple(sections))
 
     def _runs_of(self, section: FittedSection) -> list[list[_Visit]]:
         runs: list[list[_Visit]] = []
