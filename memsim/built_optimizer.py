@@ -15,6 +15,9 @@ from memsim.optimizers import OptimizerRule, rules
 _PLAIN = (bool, int, float, str, tuple, list, type(None))
 """What an argument can be; other attributes of the same name (bitsandbytes' `args` namespace) are no arguments."""
 
+_BITS_IN_NAME = ("8bit", "32bit")
+"""Classes of bitsandbytes that set `optim_bits` themselves: their objects show another value than they accept."""
+
 
 def is_built_optimizer(value: object) -> bool:
     """Whether `value` is an optimizer object rather than a name."""
@@ -80,6 +83,8 @@ def _arguments(rule: OptimizerRule, optimizer: Any, group: Mapping[str, Any]) ->
     sources = (group, optimizer.defaults, getattr(getattr(optimizer, "args", None), "__dict__", {}), vars(optimizer))
     arguments = {}
     for key in rule.arguments:
+        if key == "optim_bits" and rule.class_path.endswith(_BITS_IN_NAME):
+            continue
         values = [source[key] for source in sources if key in source]
         value = values[0].item() if values and hasattr(values[0], "item") else next(iter(values), None)
         if values and isinstance(value, _PLAIN):

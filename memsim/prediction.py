@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from memsim.config import TrainingConfig
@@ -127,7 +127,12 @@ def _complete(by_category: Mapping[str, int]) -> Totals:
 
 
 def static_prediction(
-    spec: ModelSpec, config: TrainingConfig, *, num_steps: int = 2, settings: AllocatorSettings | None = None
+    spec: ModelSpec,
+    config: TrainingConfig,
+    *,
+    num_steps: int = 2,
+    settings: AllocatorSettings | None = None,
+    has_state: bool = False,
 ) -> Prediction:
     """Return what follows from shapes alone: parameters, buffers, gradients, optimizer state, the optimizer's step.
 
@@ -136,6 +141,7 @@ def static_prediction(
         config: the training; its optimizer decides state and step.
         num_steps: training steps that will be measured.
         settings: of CUDA's caching allocator, which rounds every tensor to a block; `None` for the CPU.
+        has_state: whether the optimizer has stepped before, so that its state exists already.
 
     Raises:
         UsageError: the optimizer does not take a parameter that it is given.
@@ -144,13 +150,11 @@ def static_prediction(
     static = _Static(spec=spec, parts=parts, state=state_of(parts), settings=settings)
     clip = config.max_grad_norm if config.max_grad_norm is not None or config.loop != "trainer" else TRAINER_GRAD_NORM
     reasons = tuple(_unmodelled(parts))
-    phases = [PredictedPhase(step=1, phase=Phase.LOAD, end=static.loaded())]
+    steady = static.of_step(first=False, clips=bool(clip), with_peak=not reasons)
+    first = steady if has_state else static.of_step(first=True, clips=bool(clip), with_peak=not reasons)
+    phases = [PredictedPhase(step=1, phase=Phase.LOAD, end=static.loaded(has_state=has_state))]
     for step in range(1, num_steps + 1):
-        first = step == 1
-        before, after = static.before_step(first=first), static.before_step(first=False)
-        peak = None if reasons else static.step_peak(before, first=first, clips=bool(clip))
-        phases.append(PredictedPhase(step=step, phase=Phase.BACKWARD, end=before))
-        phases.append(PredictedPhase(step=step, phase=Phase.OPTIMIZER_STEP, peak=peak, end=after))
+        phases += [replace(phase, step=step) for phase in (first if step == 1 else steady)]
     return Prediction(
         model=spec.name,
         config=config,
@@ -183,9 +187,17 @@ class _Static:
     def on_cpu(self) -> bool:
         return self.settings is None
 
-    def loaded(self) -> Totals:
+    def of_step(self, *, first: bool, clips: bool, with_peak: bool) -> tuple[PredictedPhase, ...]:
+        before, after = self.before_step(first=first), self.before_step(first=False)
+        peak = self.step_peak(before, first=first, clips=clips) if with_peak else None
+        return (
+            PredictedPhase(step=1, phase=Phase.BACKWARD, end=before),
+            PredictedPhase(step=1, phase=Phase.OPTIMIZER_STEP, peak=peak, end=after),
+        )
+
+    def loaded(self, *, has_state: bool = False) -> Totals:
         table = self.spec.table
-        made = sum(block for _, _, block, constructor in self._entries() if constructor)
+        made = sum(block for _, _, block, constructor in self._entries() if constructor or has_state)
         return {
             Category.PARAMETER: sum(self._block(p.tensor) for p in table.unique),
             Category.BUFFER: sum(self._block(b.tensor) for b in table.buffers),
@@ -193,9 +205,8 @@ class _Static:
         }
 
     def before_step(self, *, first: bool) -> Totals:
-        made = sum(block for _, _, block, constructor in self._entries() if constructor or not first)
         gradients = sum(self._block(p.tensor) for p in self._with_gradient())
-        return {**self.loaded(), Category.GRADIENT: gradients, Category.OPTIMIZER_STATE: made}
+        return {**self.loaded(has_state=not first), Category.GRADIENT: gradients}
 
     def step_peak(self, before: Totals, *, first: bool, clips: bool) -> Totals:
         """Return the categories at the worst moment of clipping and `step()`; nothing else changes in between."""
@@ -212,9 +223,11 @@ class _Static:
             live[event.category] += sign * self._block(event.tensor)
             if sum(live.values()) > sum(peak.values()):
                 peak = dict(live)
+        # State that this step has but does not make (bitsandbytes' tables on the CPU) is there before.
+        there = self.loaded(has_state=True)[Category.OPTIMIZER_STATE] - live["optimizer_state"]
         return {
             **before,
-            Category.OPTIMIZER_STATE: before[Category.OPTIMIZER_STATE] + peak["optimizer_state"],
+            Category.OPTIMIZER_STATE: there + peak["optimizer_state"],
             Category.TEMPORARY: peak["temporary"],
         }
 

@@ -41,6 +41,15 @@ class CpuRecording:
         self._num_events = self._live_bytes = self._peak_bytes = 0
         self._unknown_line = self._lines.of(())
 
+    @property
+    def is_imaginary(self) -> bool:
+        """No: everything is computed."""
+        return False
+
+    def used_bytes(self) -> int | None:
+        """Return `None`: no driver counts the CPU's memory."""
+        return None
+
     def __enter__(self) -> CpuRecording:
         self.watch.install()
         self.watch.tape.recording = True
@@ -55,7 +64,6 @@ class CpuRecording:
     def find(self, module: Any, optimizer: Any = None) -> None:
         """Count what a module and its optimizer hold already as there from the beginning."""
         sightings = self.watch.sightings
-        sightings.learn(module)
         held = [*module.parameters(), *module.buffers()]
         for parameter in module.parameters():
             held += sightings.tensors_of(vars(parameter))
@@ -68,10 +76,7 @@ class CpuRecording:
             if tensor.device.type == "cpu":
                 self._storages.see(tensor)
         self._with_lines = noting
-        sightings.parameters(module)
-        sightings.gradients(module.parameters())
-        if optimizer is not None:
-            sightings.optimizer(optimizer, state=True)
+        sightings.find(module, optimizer)
 
     def recording(self) -> Recording:
         """Return what was recorded so far."""

@@ -61,6 +61,14 @@ class Sightings:
         for name, parameter in inner.named_parameters():
             self._parameter_names[id(parameter)] = (weakref.ref(parameter), prefix + name)
 
+    def find(self, root: Any, optimizer: Any = None) -> None:
+        """See all that a module and its optimizer hold already."""
+        self.learn(root)
+        self.parameters(root)
+        self.gradients(root.parameters())
+        if optimizer is not None:
+            self.optimizer(optimizer, state=True)
+
     def parameters(self, root: Any) -> None:
         """See every parameter and buffer of `root`."""
         for parameter in root.parameters():
@@ -96,6 +104,27 @@ class Sightings:
         """See the tensors of a call's arguments or results."""
         for _, tensor in self._tensors_in(value):
             self._see(kind, name, tensor)
+
+    def made(self, value: Any, function: str) -> None:
+        """See the tensors that a function returned, unless they are views of others."""
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, self._torch.Tensor) and not tensor._is_view():
+                self._see("made", function, tensor)
+
+    def passed(self, gradients: Any) -> None:
+        """See the gradients that a node of backward gets, by their own addresses.
+
+        Asking such a tensor for its storage would be noticed: where gradients meet, PyTorch adds in place only if nobody
+        else uses the storage (`InputBuffer::accumulate`, torch/csrc/autograd/input_buffer.cpp @2.13).
+        """
+        for tensor in gradients:
+            if tensor is None or tensor.layout is not self._torch.strided or not self._is_here(tensor):
+                continue
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes >= WORTH_SEEING_BYTES and not hasattr(tensor, "__tensor_flatten__"):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                here = (tensor.data_ptr(), nbytes, "", tuple(tensor.shape), dtype, "")
+                self.seen.append(Sighting(self._tape.position(), "passed", *here))
 
     def living(self) -> None:
         """See every tensor that Python code holds now."""
@@ -145,7 +174,7 @@ class Sightings:
     def _see(self, kind: str, name: str, tensor: Any, *, op: str = "", steady: bool = False) -> None:
         """Note one tensor; `steady`: not again while it stays where it was."""
         try:
-            if tensor is None or tensor.device.type != self._device_type or tensor.device.index not in {0, None}:
+            if tensor is None or not self._is_here(tensor):
                 return
             if type(tensor).__name__ == "FakeTensor":  # torch.compile's, of no storage
                 return
@@ -168,6 +197,11 @@ class Sightings:
         shape = tuple(tensor.shape) if whole else None
         dtype = str(tensor.dtype).removeprefix("torch.") if whole else ""
         self.seen.append(Sighting(self._tape.position(), kind, address, nbytes, name, shape, dtype, op))
+
+    def _is_here(self, tensor: Any) -> bool:
+        """Whether a tensor is on the device that is watched."""
+        device = tensor.device
+        return device.type == self._device_type and device.index in {0, None}
 
     def _tensors_in(self, value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
         """Yield the tensors in a value, with their path: containers, and objects with attributes."""
