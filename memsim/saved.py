@@ -11,9 +11,11 @@ from memsim.dry_run.result import KIND as DRY_RUN
 from memsim.dry_run.result import DryRun, dry_run_of
 from memsim.errors import OutputError, UsageError, shown
 from memsim.results import SCHEMA, Estimate, Estimates, estimates_of
+from memsim.simulated_run import KIND as SIMULATION
+from memsim.simulated_run import SimulatedRun, simulated_run_of
 
 
-def load(path: str | Path) -> Estimate | Estimates | DryRun | Comparison:
+def load(path: str | Path) -> Estimate | Estimates | DryRun | Comparison | SimulatedRun:
     """Read back what `save` wrote.
 
     Raises:
@@ -34,6 +36,8 @@ def load(path: str | Path) -> Estimate | Estimates | DryRun | Comparison:
             raise OutputError(f"{str(path)!r} has schema {shown(data['schema'])}; this memsim reads schema {SCHEMA}.")
         if data.get("kind") == COMPARISON:
             return comparison_of(data)
+        if data.get("kind") == SIMULATION:
+            return simulated_run_of(data)
         return dry_run_of(data) if data.get("kind") == DRY_RUN else estimates_of(data)
     except (KeyError, TypeError, AttributeError) as error:
         raise OutputError(f"{str(path)!r} is not a result that memsim saved: {error!r} is missing or wrong.") from error

@@ -21,6 +21,7 @@ ORDER = (
     ("resolve", "live", "built_optimizer", "report.frames"),
     ("results", "comparison"),
     ("dry_run.result", "snapshot", "comparing", "whole_step"),
+    ("simulated_run",),
     ("saved",),
     ("estimator", "dry_run", "snapshot", "report"),
     ("verifying",),
@@ -111,6 +112,7 @@ def test_torch_and_the_network_are_imported_only_where_the_design_says():
         "accelerate": ("memsim.record",),
         "bitsandbytes": ("memsim.record",),
         "pandas": ("memsim.report",),
+        "matplotlib": ("memsim.report.chart_png",),
         "huggingface_hub": ("memsim.resolve",),
         "requests": ("memsim.resolve",),
         "httpx": ("memsim.resolve",),
@@ -126,6 +128,6 @@ def test_torch_and_the_network_are_imported_only_where_the_design_says():
 
 
 def test_heavy_packages_are_never_imported_at_the_top_of_a_module():
-    heavy = {"torch", "transformers", "pandas", "numpy", "huggingface_hub", "pyarrow", "openpyxl"}
+    heavy = {"torch", "transformers", "pandas", "numpy", "huggingface_hub", "pyarrow", "openpyxl", "matplotlib"}
     wrong = {name: outside_imports(source, top_only=True) & heavy for name, source in modules().items()}
     assert {name: found for name, found in wrong.items() if found} == {}

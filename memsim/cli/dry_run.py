@@ -10,7 +10,7 @@ from memsim.cli.options import complete_gpu
 from memsim.cli.output import Output, output_options
 from memsim.dry_run.result import DryRun
 from memsim.errors import MemsimError, UsageError
-from memsim.report.dry_run import render_dry_run
+from memsim.report.dry_run import dry_run_chart, dry_run_page, render_dry_run
 
 _DOES_NOT_FIT = 3
 
@@ -47,7 +47,8 @@ def command(
     The command really runs, and really writes what it writes: let it save into a folder that you can throw away,
     since what it computes is zero. Everything it prints passes through; to stderr where --format asks for anything but
     a table on stdout. After --steps optimizer steps it is ended as sys.exit(0) would end it.
-    -o FILE.pickle writes a snapshot for pytorch.org/memory_viz. Exit code 3: it ran out of memory.
+    -o FILE.pickle writes a snapshot for pytorch.org/memory_viz, FILE.svg, .png and .html its timeline.
+    Exit code 3: it ran out of memory.
     """
     from memsim.dry_run.run import DEFAULT_GPU, Limits, run
 
@@ -66,7 +67,7 @@ def command(
 
 
 def write_dry_run(result: DryRun, output: Output, *, details: bool) -> None:
-    """Write a dry run in the asked format; `.pickle` is a snapshot for PyTorch's memory viewer."""
+    """Write a dry run in the asked format; `.pickle` is a snapshot for PyTorch's memory viewer, `.svg` a picture."""
     from memsim.snapshot import snapshot_bytes
 
     output.write(
@@ -74,6 +75,8 @@ def write_dry_run(result: DryRun, output: Output, *, details: bool) -> None:
         data=lambda: result.to_dict(details=details),
         frame=lambda: result.to_frame(details=details),
         snapshot=lambda: snapshot_bytes(result.whole_trace()),
+        chart=lambda: dry_run_chart(result),
+        page=lambda: dry_run_page(result),
     )
 
 

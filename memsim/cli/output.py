@@ -12,10 +12,23 @@ import click
 
 from memsim.errors import OutputError, UsageError
 from memsim.files import check_new, write_new
-from memsim.report.formats import BINARY_FORMATS, FORMATS, format_of_suffix, render_frame, render_json
+from memsim.report.ascii import ASCII
+from memsim.report.formats import (
+    BINARY_FORMATS,
+    FORMATS,
+    PICTURES,
+    format_of_suffix,
+    render_frame,
+    render_json,
+    render_picture,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from memsim.report.chart import Chart
+
+_OF_EVENTS = "shows the allocator's events, which this result does not have: use 'memsim simulate' or 'memsim dry-run'."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +51,8 @@ class Output:
         data: Callable[[], Any],
         frame: Callable[[], pd.DataFrame],
         snapshot: Callable[[], bytes] | None = None,
+        chart: Callable[[], Chart | None] | None = None,
+        page: Callable[[], str] | None = None,
     ) -> None:
         """Render the result in the asked format and write it.
 
@@ -46,9 +61,11 @@ class Output:
             data: makes the JSON object.
             frame: makes the DataFrame for every other format.
             snapshot: makes the file for PyTorch's memory viewer; `None` where there are no events to view.
+            chart: makes what a picture shows; `None` where there are no events to draw.
+            page: makes a web page; `None` where the DataFrame makes it.
 
         Raises:
-            UsageError: a snapshot was asked of a result that has no events.
+            UsageError: a snapshot or a picture was asked of a result that has no events.
         """
         content: str | bytes
         if self.file_format == "table":
@@ -57,8 +74,12 @@ class Output:
             content = render_json(data())
         elif self.file_format == "snapshot":
             if snapshot is None:
-                raise UsageError("a .pickle snapshot shows the events of a dry run; this result has none.")
+                raise UsageError(f"a .pickle snapshot {_OF_EVENTS}")
             content = snapshot()
+        elif self.file_format in PICTURES:
+            content = _picture(chart, self.file_format)
+        elif self.file_format == "html" and page is not None:
+            content = page()
         else:
             content = render_frame(frame(), self.file_format)
         if self.path is not None:
@@ -81,6 +102,15 @@ class Output:
         return max(shutil.get_terminal_size().columns, 40), "NO_COLOR" not in os.environ
 
 
+def _picture(chart: Callable[[], Chart | None] | None, file_format: str) -> bytes:
+    if chart is None:
+        raise UsageError(f"a .{file_format} picture {_OF_EVENTS}")
+    drawn = chart()
+    if drawn is None:
+        raise OutputError("nothing was allocated, so there is nothing to draw.")
+    return render_picture(drawn, file_format)
+
+
 def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
@@ -94,9 +124,7 @@ def _print(content: str | bytes) -> None:
         try:
             content.encode(encoding)
         except UnicodeEncodeError:
-            content = (
-                content.replace("\N{BOX DRAWINGS LIGHT HORIZONTAL}", "-").encode(encoding, "replace").decode(encoding)
-            )
+            content = content.translate(ASCII).encode(encoding, "replace").decode(encoding)
     click.echo(content, nl=False, color=True)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from memsim.errors import OutputError, shown
 from memsim.files import write_new
-from memsim.ledger import Category, Phase
-from memsim.report.frames import frame_of
+from memsim.ledger import Phase
+from memsim.report.frames import frame_of, phase_row
 from memsim.results import Unmodeled
 from memsim.step import OutOfMemory, StepTrace, TraceDevice, trace_of
 from memsim.step.held import Held, Peak
@@ -119,7 +119,7 @@ class DryRun:
 
     def to_frame(self, *, details: bool = False) -> pd.DataFrame:
         """Return one row per step and phase, or one row per large tensor if `details`."""
-        return frame_of([*map(_tensor_row, self.held.tensors)] if details else [*map(_phase_row, self.phases)])
+        return frame_of([*map(_tensor_row, self.held.tensors)] if details else [*map(phase_row, self.phases)])
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the result, with every event, as JSON that `memsim.load` reads.
@@ -164,17 +164,6 @@ def dry_run_of(data: Mapping[str, Any]) -> DryRun:
         exit_code=exit_code,
         trace=trace_of(trace) if trace is not None else None,
     )
-
-
-def _phase_row(phase: PhasePeak) -> dict[str, Any]:
-    return {
-        "step": phase.step,
-        "phase": phase.phase.value,
-        "peak_allocated_bytes": phase.peak_allocated_bytes,
-        "end_allocated_bytes": phase.end_allocated_bytes,
-        "peak_reserved_bytes": phase.peak_reserved_bytes,
-        **{f"{category.value}_bytes": phase.by_category.get(category.value, 0) for category in Category},
-    }
 
 
 def _tensor_row(tensor: HeldTensor) -> dict[str, Any]:

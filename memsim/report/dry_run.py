@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from memsim.dry_run.result import DryRun
-from memsim.report.held import held_parts, phase_parts
+from memsim.report.chart import Chart, chart_of
+from memsim.report.held import held_parts, oom_lines, phase_parts
+from memsim.report.page import render_page
 from memsim.report.tables import render_parts
-from memsim.step import OutOfMemory
 from memsim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,14 +29,30 @@ _ENDINGS = {
 
 def render_dry_run(run: DryRun, *, width: int | None = None, color: bool = False) -> str:
     """Return the peaks, who held them, the ten largest tensors, every phase, and what was assumed."""
-    parts: tuple[Table | Text, ...] = (
-        *_heading(run),
-        *_failure(run),
-        *held_parts(run.held),
-        *phase_parts(run.phases),
-        *_notes(run),
-    )
-    return render_parts(parts, width=width, color=color)
+    return render_parts((*_heading(run), *_rest(run)), width=width, color=color)
+
+
+def dry_run_page(run: DryRun) -> str:
+    """Return the same as a web page, with the run's timeline if its events are there."""
+    chart = [found for found in (dry_run_chart(run),) if found is not None] if run.trace is not None else []
+    return render_page(shlex.join(run.command), (*_heading(run), *chart, *_rest(run)))
+
+
+def dry_run_chart(run: DryRun) -> Chart | None:
+    """Return the picture of a run's timeline; `None` where nothing was allocated.
+
+    Raises:
+        OutputError: the run was read from a file without its events.
+    """
+    trace = run.whole_trace()
+    return chart_of(f"{shlex.join(run.command)} on {run.device.name}", trace, run.held, capacity_bytes=None)
+
+
+def _rest(run: DryRun) -> Iterator[Table | Text]:
+    yield from _failure(run)
+    yield from held_parts(run.held)
+    yield from phase_parts(run.phases)
+    yield from _notes(run)
 
 
 def _heading(run: DryRun) -> Iterator[Text]:
@@ -68,22 +85,9 @@ def _failure(run: DryRun) -> Iterator[Text]:
         yield Text(f"\nRan out of memory {times}, and went on", style="bold yellow")
     else:
         yield Text("\nOut of memory", style="bold red")
-    yield from _oom_lines(oom)
+    yield from oom_lines(oom)
     for index, sentence in enumerate(run.advice):
         yield Text(f"  {'change first' if index == 0 else '            '}  {sentence}")
-
-
-def _oom_lines(oom: OutOfMemory) -> Iterator[Text]:
-    where = f"step {oom.step}, {oom.phase.value}{f', {oom.module}' if oom.module else ''}"
-    yield Text(f"  asked         {format_bytes(oom.asked_bytes)} in {where}")
-    yield Text(
-        f"  free          {format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)}: "
-        f"{format_bytes(oom.shortfall_bytes)} short at this moment"
-    )
-    cached = oom.reserved_bytes - oom.allocated_bytes
-    yield Text(f"  held          {format_bytes(oom.allocated_bytes)} in tensors, {format_bytes(cached)} in the cache")
-    if oom.line or oom.library_line:
-        yield Text(f"  line          {oom.line or oom.library_line}")
 
 
 def _notes(run: DryRun) -> Iterator[Text]:

@@ -27,10 +27,10 @@ def render_estimates(
         table.add_row(*_cells(estimate, columns))
     figures = (table,) if fits(table, width) else tuple(_block(estimate, columns) for estimate in estimates)
     parts = (
-        *_heading(estimates[0]),
+        *heading(estimates[0]),
         *figures,
         *_peaks(estimates),
-        *_notes(estimates),
+        *notes(estimates),
         *(_details(estimates) if details else ()),
     )
     return render_parts(parts, width=width, color=color)
@@ -91,7 +91,8 @@ def _block(estimate: Estimate, columns: Iterable[str]) -> Table:
     return block
 
 
-def _heading(estimate: Estimate) -> tuple[Text, ...]:
+def heading(estimate: Estimate) -> tuple[Text, ...]:
+    """Return the model, its size, and the choices that the peak depends on."""
     model, config = estimate.model, estimate.config
     kind = f"{model.model_class or 'class not known'}{f' ({config.task})' if config.task else ''}, {config.dtype}"
     counts = f"{model.num_parameters:,} parameters in {model.num_parameter_tensors:,} tensors"
@@ -121,7 +122,7 @@ def _peaks(estimates: Estimates) -> Iterable[Table | Text]:
         if estimate.whole_step is not None:
             before = f"{_label(estimate)}: " if len(told) > 1 else ""
             yield Text(f"\n{before}{estimate.whole_step.why}")
-            yield from _verdict(estimate.fit, before)
+            yield from verdict(estimate.fit, before)
     if len(told) == 1 and told[0].whole_step is not None:
         yield from held_parts(told[0].whole_step.held)
 
@@ -131,20 +132,23 @@ def _label(estimate: Estimate) -> str:
     return f"{config.optimizer.name}{f', {config.alloc_conf}' if config.alloc_conf else ''}"
 
 
-def _verdict(fit: Fit | None, before: str) -> Iterable[Text]:
+def verdict(fit: Fit | None, before: str = "") -> Iterable[Text]:
+    """Yield whether a step fits on the GPU that was named, after the words `before`."""
     if fit is None:
         return
-    where = f"{fit.gpu} with {format_bytes(fit.total_bytes)}"
+    article = "an" if fit.gpu.startswith(("A", "N")) else "a"  # an NVIDIA, a Tesla, a GPU
+    memory = format_bytes(fit.total_bytes)
+    where = f"{article} {fit.gpu}{'' if fit.gpu.endswith(memory) else f' with {memory}'}"
     if not fit.fits:
         missing = format_bytes(fit.missing_bytes)
-        yield Text(f"{before}It does not fit on an {where}: {missing} are missing.", style="bold red")
+        yield Text(f"{before}It does not fit on {where}: {missing} are missing.", style="bold red")
         return
     share = f"{fit.needed_bytes / fit.total_bytes:.0%}"
     retries = f", after {fit.num_retries} retries that give cached memory back" if fit.num_retries else ""
-    yield Text(f"{before}It fits on an {where}: {format_bytes(fit.left_bytes)} are left ({share} used){retries}.")
+    yield Text(f"{before}It fits on {where}: {format_bytes(fit.left_bytes)} are left ({share} used){retries}.")
 
 
-def _notes(estimates: Estimates) -> Iterable[Text]:
+def notes(estimates: Estimates) -> Iterable[Text]:
     """Yield the assumptions and the gaps of all estimates, each sentence once."""
     assumptions = dict.fromkeys(sentence for estimate in estimates for sentence in estimate.assumptions)
     if assumptions:

@@ -12,6 +12,8 @@ from memsim.errors import MissingPackageError, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from memsim.report.chart import Chart
+
 FORMATS = ("table", "json", "csv", "parquet", "markdown", "html", "xlsx")
 """Values of `--format`; `table` is for people, the others are for files and programs."""
 BINARY_FORMATS = ("parquet", "xlsx")
@@ -26,8 +28,12 @@ SUFFIXES = {
     ".xlsx": "xlsx",
     ".txt": "table",
     ".pickle": "snapshot",
+    ".png": "png",
+    ".svg": "svg",
 }
-"""Format by suffix; `snapshot`, for pytorch.org/memory_viz, is only there for results that hold events."""
+"""Format by suffix; `snapshot`, for pytorch.org/memory_viz, and pictures are only there for results that hold events.
+"""
+PICTURES = ("png", "svg")
 
 
 def format_of_suffix(suffix: str) -> str:
@@ -58,6 +64,21 @@ def render_frame(frame: pd.DataFrame, file_format: str) -> bytes:
         raise MissingPackageError(
             f"{file_format} needs the package {error.name or 'pyarrow'!r}: pip install 'memsim[export]'."
         ) from error
+
+
+def render_picture(chart: Chart, file_format: str) -> bytes:
+    """Return a chart as svg or png.
+
+    Raises:
+        MissingPackageError: png without matplotlib.
+    """
+    if file_format == "svg":
+        from memsim.report.chart_svg import render_svg
+
+        return render_svg(chart).encode()
+    from memsim.report.chart_png import render_png
+
+    return render_png(chart)
 
 
 def _csv(frame: pd.DataFrame) -> bytes:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from memsim.ledger import Category
 from memsim.report.tables import plain_table
+from memsim.step import OutOfMemory
 from memsim.step.held import Held
 from memsim.step.peaks import HeldTensor, PhasePeak
 from memsim.units import format_bytes
@@ -49,9 +50,21 @@ def held_parts(held: Held) -> Iterable[Table | Text]:
 def _tensor_row(tensor: HeldTensor) -> tuple[str, ...]:
     holder = tensor.holder
     shape = str(list(holder.shape)) if holder.shape is not None else "not seen"
-    name = holder.name or " ".join(filter(None, (holder.module, holder.op))) or _UNNAMED.get(holder.category, "-")
     line = " < ".join(dict.fromkeys(filter(None, (holder.library_line, holder.line)))) or "-"
-    return name, format_bytes(tensor.allocated_bytes), holder.category.value, shape, holder.dtype or "-", line
+    return (
+        tensor_name(tensor),
+        format_bytes(tensor.allocated_bytes),
+        holder.category.value,
+        shape,
+        holder.dtype or "-",
+        line,
+    )
+
+
+def tensor_name(tensor: HeldTensor) -> str:
+    """Return the tensor's own name, or the module and operation that made it; `-` where nothing is known."""
+    holder = tensor.holder
+    return holder.name or " ".join(filter(None, (holder.module, holder.op))) or _UNNAMED.get(holder.category, "-")
 
 
 def phase_parts(phases: Iterable[PhasePeak]) -> Iterable[Table | Text]:
@@ -69,6 +82,20 @@ def phase_parts(phases: Iterable[PhasePeak]) -> Iterable[Table | Text]:
             most,
         )
     yield table
+
+
+def oom_lines(oom: OutOfMemory) -> Iterable[Text]:
+    """Yield where memory ran out, what was asked, what was free and what was held."""
+    where = f"step {oom.step}, {oom.phase.value}{f', {oom.module}' if oom.module else ''}"
+    yield Text(f"  asked         {format_bytes(oom.asked_bytes)} in {where}")
+    yield Text(
+        f"  free          {format_bytes(oom.free_bytes)} of {format_bytes(oom.total_bytes)}: "
+        f"{format_bytes(oom.shortfall_bytes)} short at this moment"
+    )
+    cached = oom.reserved_bytes - oom.allocated_bytes
+    yield Text(f"  held          {format_bytes(oom.allocated_bytes)} in tensors, {format_bytes(cached)} in the cache")
+    if oom.line or oom.library_line:
+        yield Text(f"  line          {oom.line or oom.library_line}")
 
 
 def _share(nbytes: int, total: int) -> str:

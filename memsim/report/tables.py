@@ -58,7 +58,7 @@ def render_parts(parts: Iterable[Table | Text], *, width: int | None, color: boo
     file = StringIO()
     console = Console(
         file=file,
-        width=width or _PLAIN_WIDTH,
+        width=_PLAIN_WIDTH,
         force_terminal=color,
         no_color=not color,
         highlight=False,
@@ -67,5 +67,5 @@ def render_parts(parts: Iterable[Table | Text], *, width: int | None, color: boo
     )
     for part in parts:
         # A figure that is broken in two is worse than a line that the terminal wraps.
-        console.print(part, width=_PLAIN_WIDTH if isinstance(part, Table) else None, crop=False)
+        console.print(part, width=None if isinstance(part, Table) else width, crop=False)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"

@@ -45,15 +45,12 @@ class Segment:
     """The stream that it serves."""
     expandable: bool
     """Whether it was mapped, not allocated."""
+    small: bool
+    """Whether it belongs to the small pool, which alone takes memory in pieces of 2 MiB."""
     starts: list[int] = field(default_factory=list)
     """Addresses of its blocks, ascending."""
     blocks: dict[int, Block] = field(default_factory=dict)
     """Block by address; together they fill the segment."""
-
-    @property
-    def small(self) -> bool:
-        """Whether it belongs to the small pool."""
-        return self.nbytes == SMALL_SEGMENT_BYTES and not self.expandable
 
     def in_order(self) -> Iterator[Block]:
         """Yield the blocks by address."""
@@ -257,7 +254,13 @@ class BlockReplay:
     def _grow(self, event: TraceEvent) -> None:
         self.reserved_bytes += event.nbytes
         expandable = event.action == "segment_map"
-        segment = Segment(address=event.address, nbytes=event.nbytes, stream=event.stream, expandable=expandable)
+        segment = Segment(
+            address=event.address,
+            nbytes=event.nbytes,
+            stream=event.stream,
+            expandable=expandable,
+            small=event.nbytes == SMALL_SEGMENT_BYTES,
+        )
         segment.blocks[event.address] = Block(address=event.address, nbytes=event.nbytes)
         segment.starts.append(event.address)
         self._add(segment)
@@ -314,6 +317,7 @@ class BlockReplay:
                         nbytes=stop - begin,
                         stream=segment.stream,
                         expandable=segment.expandable,
+                        small=segment.small,
                         starts=sorted(b.address for b in blocks),
                         blocks={b.address: b for b in blocks},
                     )
