@@ -277,15 +277,17 @@ class _Judge:
     def holder(self, life: _Life) -> Holder:
         mark = self.marks[life.mark]
         owner = next((s for kind in _OWNED for s in life.sightings if s[1] == kind), None)
-        described = next((s for s in life.sightings if s[5] is not None and s[3] <= life.nbytes), None)
+        seen = life.sightings if owner is None else [owner, *life.sightings]
+        described = next((s for s in seen if _fills(s, life)), None)
         category = _OWNED[owner[1]] if owner is not None else self._category(life, mark)
         name = owner[4] if owner is not None else ""
+        made_by = next((s[4] for s in life.sightings if s[1] == "made"), "") if owner is None else ""
         module, op = ("", "") if category is Category.WORKSPACE else (mark.module, mark.op)
         return Holder(
             category=category,
             module=_owner_path(name) or module,
             name=name,
-            op=next((s[7] for s in life.sightings if s[7]), op),
+            op=next((s[7] for s in life.sightings if s[7]), op) or made_by,
             shape=tuple(described[5]) if described else None,
             dtype=described[6] if described else None,
             line=life.line,
@@ -326,6 +328,14 @@ class _Judge:
         """Whether a block is alive at the first of `positions` after its birth, or at the end if there is none."""
         place = bisect_left(positions, life.born)
         return life.lives_at(positions[place] if place < len(positions) else self.position)
+
+
+def _fills(sighting: list[Any], life: _Life) -> bool:
+    """Whether a tensor fills a block: of those that were passed only the size of the tensor itself is known."""
+    if sighting[5] is None:
+        return False
+    nbytes: int = sighting[3]
+    return nbytes == life.nbytes if sighting[1] == "passed" else nbytes <= life.nbytes
 
 
 def _owner_path(name: str) -> str:

@@ -40,7 +40,8 @@ class Holder:
     name: str = ""
     """Name of the parameter or buffer, of a gradient's parameter, or `exp_avg of ...`; empty for other tensors."""
     op: str = ""
-    """The autograd node that kept it for backward, or made it there (`MmBackward0`); empty where none is known."""
+    """The autograd node that kept it for backward, or made it there (`MmBackward0`), else the function of torch that
+    made it (`float`); empty where none is known."""
     shape: Shape | None = None
     """Shape of a tensor that was seen to fill this block; `None` where none was seen."""
     dtype: str | None = None

@@ -14,6 +14,7 @@ from typing import Any
 from memsim.errors import MemsimError
 from memsim.record.job import RecordJob
 from memsim.record.training.run import RunWeights, TrainingRun
+from memsim.record.watch.functions import seeing_functions
 from memsim.record.watch.history import History
 from memsim.record.watch.hooks import Watch
 from memsim.record.watch.values import Values
@@ -103,7 +104,8 @@ class Session:
     def _ran_out(self, run: TrainingRun) -> bool:
         """Run a job; return whether memory ran out."""
         try:
-            run.go()
+            with seeing_functions(self._torch, self._watch.sightings):
+                run.go()
         except self._torch.cuda.OutOfMemoryError:
             return True
         return False

@@ -52,9 +52,10 @@ class Graph:
         if len(self._numbers) > 1:  # the next forward has higher numbers
             del self._numbers[:-1], self._modules[:-1]
 
-    def _runs(self, place: tuple[str, str], _gradients: Any) -> None:
+    def _runs(self, place: tuple[str, str], gradients: Any) -> None:
         self.running = place
         self._tape.mark(*place)
+        self._sightings.passed(gradients)
 
     def _module_of(self, node: Any) -> str:
         variable = getattr(node, "variable", None)

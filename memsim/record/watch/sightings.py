@@ -114,8 +114,8 @@ class Sightings:
     def passed(self, gradients: Any) -> None:
         """See the gradients that a node of backward gets, by their own addresses.
 
-        Asking such a tensor for its storage would be noticed: where gradients meet, PyTorch adds in place only if nobody
-        else uses the storage (`InputBuffer::accumulate`, torch/csrc/autograd/input_buffer.cpp @2.13).
+        Asking such a tensor for its storage would be noticed: where gradients meet, PyTorch adds in place only if
+        nobody else uses the storage (`InputBuffer::accumulate`, torch/csrc/autograd/input_buffer.cpp @2.13).
         """
         for tensor in gradients:
             if tensor is None or tensor.layout is not self._torch.strided or not self._is_here(tensor):
