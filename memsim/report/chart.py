@@ -143,6 +143,8 @@ def _told(tensor: HeldTensor) -> str:
 
 
 def _cut(text: str) -> str:
+    """Return a text that every drawing can hold: short, and `?` for what cannot be printed."""
+    text = "".join(character if character.isprintable() else "?" for character in text)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 

@@ -99,10 +99,10 @@ def timeline_of(trace: StepTrace, num_moments: int) -> Timeline:
 
 
 def _stretches(trace: StepTrace) -> tuple[Stretch, ...]:
-    ends = [*(span.event_index for span in trace.spans[1:]), len(trace.events)]
+    ends = (*(span.event_index for span in trace.spans[1:]), len(trace.events))
     return tuple(
         Stretch(step=span.step, phase=span.phase, first_event=span.event_index, end_event=end)
-        for span, end in zip(trace.spans, ends, strict=True)
+        for span, end in zip(trace.spans, ends, strict=False)  # no span has no end
         if end > span.event_index
     )
 
