@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memsim.allocator import AllocatorConfig
 from memsim.cuda_context import cuda_context
 from memsim.errors import OutputError
 from memsim.files import write_new
@@ -52,7 +53,10 @@ class SimulatedRun:
     def capacity_bytes(self) -> int | None:
         """What the allocator can have of the GPU that was named; `None` where none was."""
         fit = self.estimate.fit
-        return fit.total_bytes - fit.context_bytes if fit is not None else None
+        if fit is None:
+            return None
+        share = AllocatorConfig.parse(self.estimate.config.alloc_conf).per_process_memory_fraction
+        return min(fit.total_bytes - fit.context_bytes, int(share * fit.total_bytes))
 
     def to_dict(self, *, details: bool = False) -> dict[str, Any]:
         """Return the JSON object, with every event; with every state entry of the estimate if `details`."""

@@ -3,11 +3,20 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulated_step import KIB, MIB, run
 
 import memsim
+from memsim.allocator import AllocatorConfig
 from memsim.errors import OutputError
+from memsim.ledger import Category, Phase
 from memsim.simulated_run import SimulatedRun
+from memsim.simulation import Request, Script, replay
+from memsim.simulation.script import EMPTY_CACHE
+from memsim.snapshot import snapshot_of
+from memsim.step import Holder, Span, TraceDevice
+from memsim.step.peaks import held_at, occupancy
 from memsim.step.timeline import running_bytes, timeline_of
 
 W, BATCH, KEPT = 4 * MIB, 2 * KIB, 6 * MIB
@@ -143,6 +152,8 @@ def test_where_memory_runs_out_the_run_ends_with_the_request_that_failed():
 def test_the_allocator_has_the_gpu_without_its_context():
     assert run(gpu="1GiB").capacity_bytes == (1024 - 400) * MIB
     assert run().capacity_bytes is None
+    # half of the GPU is less than the GPU without its context
+    assert run(gpu="1GiB", alloc_conf="per_process_memory_fraction:0.5").capacity_bytes == 512 * MIB
 
 
 def test_settings_of_the_allocator_change_the_run():
@@ -168,3 +179,54 @@ def test_a_timeline_of_few_moments_covers_every_event_and_keeps_the_peak(num_mom
         ("backward", 14, 19),
         ("zero_grad", 19, 21),
     ]
+
+
+CONFS = (
+    "",
+    "expandable_segments:True",
+    "max_split_size_mb:32",
+    "roundup_power2_divisions:4",
+    "large_segment_size_mb:40",
+    "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9",
+)
+CATEGORIES = (Category.PARAMETER, Category.ACTIVATION, Category.TEMPORARY)
+
+
+@st.composite
+def scripts(draw):
+    """Blocks of all pools that come and go, in five phases; now and then the cache is emptied."""
+    requests, live = [], []
+    sizes = st.sampled_from((1, 512, 40_000, MIB, 3 * MIB, 9 * MIB, 12 * MIB, 33 * MIB, 70 * MIB))
+    for choice in draw(st.lists(st.integers(0, 9), min_size=5, max_size=60)):
+        if choice == 0:
+            requests.append(Request(EMPTY_CACHE, 0, None))
+        elif choice < 4 and live:
+            requests.append(Request(live.pop(draw(st.integers(0, len(live) - 1))), 0, None))
+        else:
+            key = sum(1 for request in requests if request.nbytes)
+            requests.append(Request(key, draw(sizes), Holder(category=draw(st.sampled_from(CATEGORIES)))))
+            live.append(key)
+    fifth = len(requests) // 5
+    phases = ((1, Phase.LOAD), (1, Phase.FORWARD), (1, Phase.BACKWARD), (2, Phase.FORWARD), (2, Phase.BACKWARD))
+    spans = [Span(step=step, phase=phase, event_index=i * fifth) for i, (step, phase) in enumerate(phases)]
+    return Script(requests=requests, spans=spans, num_keys=sum(1 for request in requests if request.nbytes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(scripts(), st.sampled_from(CONFS), st.sampled_from((150 * MIB, 400 * MIB, 2**50)))
+def test_the_events_read_back_by_other_books_give_the_same_figures(script, conf, total_bytes):
+    device = TraceDevice(name="GPU", total_bytes=total_bytes, compute_capability="8.0", torch_version="2.13.0")
+    simulation = replay(script, device, AllocatorConfig.parse(conf), keep_events=True)
+    trace, peak = simulation.trace, simulation.peak
+    books = occupancy(trace)
+    assert (books.peak_requested_bytes, books.peak_allocated_bytes, books.peak_reserved_bytes) == (
+        peak.requested_bytes,
+        peak.allocated_bytes,
+        peak.reserved_bytes,
+    )
+    assert books.phases == simulation.phases
+    held = held_at(trace, len(trace.events) - 1) if simulation.oom else books.held
+    assert sum(tensor.allocated_bytes for tensor in held) == simulation.held.allocated_bytes
+    left = snapshot_of(trace)["segments"]
+    assert sum(segment["total_size"] for segment in left) == trace.stats.reserved_bytes
+    assert sum(segment["allocated_size"] for segment in left) == trace.stats.allocated_bytes

@@ -125,7 +125,7 @@ def _ticks(top_bytes: int) -> tuple[int, ...]:
 def _capacity_text(capacity_bytes: int | None, *, near: bool) -> str:
     if capacity_bytes is None:
         return ""
-    return f"GPU without its CUDA context: {format_bytes(capacity_bytes)}{'' if near else ' (above the picture)'}"
+    return f"the allocator can have {format_bytes(capacity_bytes)}{'' if near else ' (above the picture)'}"
 
 
 def _note(held: Held, last: TraceEvent) -> tuple[str, ...]:
