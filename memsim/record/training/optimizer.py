@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,7 +63,10 @@ def build_optimizer(model: Any, config: OptimizerConfig) -> Any:
         if resolved.rule.class_path != "none" and specs:
             members = [parameters[spec.name] for spec in specs]
             by_class.setdefault(resolved.rule.class_path, []).append((resolved, members))
+    forget_overrides()
     built = [_build(parts) for parts in by_class.values()]
+    if any(part[0].args.get("embeddings_in_32bit") for parts in by_class.values() for part in parts):
+        _keep_embeddings_in_32bit(model)
     if not built:
         return None
     return built[0] if len(built) == 1 else Optimizers(built)
@@ -72,9 +76,27 @@ def _build(parts: list[tuple[ResolvedOptimizer, list[Any]]]) -> Any:
     """Return one optimizer; its last part gives the defaults, the others are groups with arguments of their own."""
     resolved, rest = parts[-1]
     cls = optimizer_class(resolved.rule.class_path, resolved.rule.package)
-    groups: list[Any] = [{"params": members, **_given(part)} for part, members in parts[:-1]]
+    groups: list[Any] = [{"params": members, **_given(part, resolved)} for part, members in parts[:-1]]
     members = [*groups, {"params": rest}] if groups else rest
     return cls(members, **_given(resolved), **_needed(resolved))
+
+
+def forget_overrides() -> None:
+    """Forget what bitsandbytes was told of single parameters: it keeps that, and the modules, for the whole process."""
+    loaded = sys.modules.get("bitsandbytes")
+    if loaded is not None:
+        loaded.optim.GlobalOptimManager.get_instance().initialize()
+
+
+def _keep_embeddings_in_32bit(model: Any) -> None:
+    """Register what `Trainer.create_optimizer` registers (trainer.py:1331 @transformers 5.24)."""
+    import bitsandbytes
+    import torch
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def optimizer_class(class_path: str, package: str) -> Any:
@@ -93,12 +115,13 @@ def optimizer_class(class_path: str, package: str) -> Any:
         ) from error
 
 
-def _given(resolved: ResolvedOptimizer) -> dict[str, Any]:
-    """Return the constructor's arguments that differ from the class's own defaults."""
+def _given(resolved: ResolvedOptimizer, over: ResolvedOptimizer | None = None) -> dict[str, Any]:
+    """Return the arguments that differ from the class's own defaults, or from those of the optimizer of all groups."""
     return {
         key: resolved.args[key]
         for key, default in resolved.rule.arguments.items()
         if resolved.args[key] != (None if isinstance(default, Optional) else default)
+        or (over is not None and resolved.args[key] != over.args[key])
     }
 
 

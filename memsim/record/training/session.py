@@ -13,6 +13,7 @@ from typing import Any
 
 from memsim.errors import MemsimError
 from memsim.record.job import RecordJob
+from memsim.record.training.optimizer import forget_overrides
 from memsim.record.training.run import RunWeights, TrainingRun
 from memsim.record.watch.functions import seeing_functions
 from memsim.record.watch.history import History
@@ -98,6 +99,7 @@ class Session:
         try:
             yield
         finally:
+            forget_overrides()
             self._history.stop()
             self._watch.begin()  # which records nothing, and forgets names and addresses
 
