@@ -115,7 +115,7 @@ class CpuRecording:
     def _born(self, storage: Storage) -> None:
         if not storage.nbytes or storage.device != "cpu":
             return
-        line = self._lines.of(_frames(sys._getframe(1))) if self._with_lines else self._unknown_line
+        line = self._lines.of(self._frames(sys._getframe(1))) if self._with_lines else self._unknown_line
         self._note("alloc", storage, line)
         self._num_events += 1
         self._live_bytes += storage.nbytes
@@ -131,6 +131,18 @@ class CpuRecording:
         self._note("free_completed", storage, -1)
         self._num_events += 1
         self._live_bytes -= storage.nbytes
+
+    def _frames(self, frame: FrameType | None) -> list[dict[str, Any]]:
+        """Return the stack from the innermost frame that is not this package's own up to the user's."""
+        frames: list[dict[str, Any]] = []
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if not filename.startswith(_OWN_FILES):
+                frames.append({"filename": filename, "line": frame.f_lineno, "name": frame.f_code.co_name})
+                if self._lines.is_user_code(filename):
+                    break
+            frame = frame.f_back
+        return frames
 
     def _note(self, action: str, storage: Storage, line: int) -> None:
         for name, value in (
@@ -158,14 +170,3 @@ def physical_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
-
-
-def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
-    """Return the stack from the innermost frame that is not this package's own."""
-    frames = []
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(_OWN_FILES):
-            frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-        frame = frame.f_back
-    return frames

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -89,7 +89,6 @@ class StorageWatch:
 def _mode_class() -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
     lift = torch.ops.aten.lift_fresh.default
 
@@ -101,13 +100,23 @@ def _mode_class() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # A tensor made from Python data (`lift_fresh`) or by another library reaches its first operator without
             # having come out of one.
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, torch.Tensor):
-                    self._see(leaf, arrived=func is not lift)
+            for tensor in _tensors((args, kwargs), torch.Tensor):
+                self._see(tensor, arrived=func is not lift)
             result = func(*args, **(kwargs or {}))
-            for leaf in tree_leaves((args, result)):  # an argument may have been resized
-                if isinstance(leaf, torch.Tensor):
-                    self._see(leaf)
+            for tensor in _tensors((args, result), torch.Tensor):  # an argument may have been resized
+                self._see(tensor)
             return result
 
     return StorageMode
+
+
+def _tensors(value: Any, kind: type) -> Iterator[Any]:
+    """Yield the tensors in an operator's arguments or results."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item, kind)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, kind)
