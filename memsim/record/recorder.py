@@ -117,7 +117,7 @@ class Recorder:
         self.gpu = gpu if limited else replace(gpu, memory_bytes=UNLIMITED_BYTES)
         self._alloc_conf = alloc_conf
         self._timeout = timeout_seconds
-        self._progress = progress or (lambda _text: None)
+        self.progress: Progress = progress or _say_nothing
         self._folder = tempfile.TemporaryDirectory(prefix="memsim-record-")
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -138,6 +138,11 @@ class Recorder:
         self._end()
         self._folder.cleanup()
 
+    @property
+    def process_id(self) -> int | None:
+        """Process id of the worker; `None` while none runs."""
+        return None if self._process is None else self._process.pid
+
     def record(self, job: RecordJob) -> Recorded:
         """Return what a job left behind.
 
@@ -149,7 +154,7 @@ class Recorder:
         self._be_ready()
         self._num_recordings += 1
         path = Path(self._folder.name) / f"recording-{self._num_recordings}.json"
-        self._progress(f"recording batch {job.training.batch_size} x {job.training.seq_len or '-'}")
+        self.progress(f"recording batch {job.training.batch_size} x {job.training.seq_len or '-'}")
         answer = self._answer({"job": job.to_dict(), "path": str(path)})
         recorded = recorded_of(job, path, answer, self._transformers)
         path.unlink()
@@ -167,7 +172,7 @@ class Recorder:
             MemsimError: as `record`.
         """
         self._be_ready()
-        self._progress("looking for layers that are alike")
+        self.progress("looking for layers that are alike")
         reduced = self._answer({"job": job.to_dict(), "num_periods": num_periods})["reduced"]
         return None if reduced is None else reduced_depth_of(reduced)
 
@@ -188,7 +193,7 @@ class Recorder:
     def _start(self) -> None:
         from memsim.imaginary_gpu import child_environment
 
-        self._progress("starting PyTorch on an imaginary GPU")
+        self.progress("starting PyTorch on an imaginary GPU")
         base = {name: value for name, value in os.environ.items() if name not in _UNSET}
         if self._alloc_conf:
             base.update(dict.fromkeys(_UNSET[1:], self._alloc_conf))
@@ -281,6 +286,10 @@ class Recorder:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(_ENDING_SECONDS)
+
+
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 def _error_of(answer: Mapping[str, Any]) -> MemsimError:

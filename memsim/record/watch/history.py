@@ -70,7 +70,7 @@ class History:
             return
         self._before_oom()
         statistics = self.torch._C._cuda_memoryStats(device)
-        place = call_stack(sys._getframe(1))
+        place = call_stack(sys._getframe())  # the only frame in a thread of backward
         reserved = statistics["reserved_bytes"]["all"]["current"]
         self.ooms.append(
             {
