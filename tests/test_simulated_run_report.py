@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,6 +19,7 @@ from test_comparison import SGD, SPEC, sgd_run
 from memsim import __version__
 from memsim.comparing import compare_run
 from memsim.dry_run.result import DryRun
+from memsim.ledger import Category
 from memsim.prediction import static_prediction
 from memsim.report.chart import chart_of
 from memsim.report.chart_text import timeline_parts
@@ -183,6 +185,16 @@ def test_the_picture_is_to_scale():
     highest = min(y for _, y in areas["activation"])
     at_peak = sorted({x for x, y in areas["activation"] if y == highest})
     assert [(x - left) / (right - left) * 21 for x in at_peak] == pytest.approx([5, 6, 14, 15], abs=0.01)
+
+
+def test_memory_of_unknown_holders_is_drawn_as_not_known():
+    trace = run().trace
+    activations = {e.address for e in trace.events if e.holder and e.holder.category is Category.ACTIVATION}
+    events = tuple(replace(e, holder=None) if e.address in activations else e for e in trace.events)
+    layers = chart_of("", replace(trace, events=events), held((), "peak")).layers
+    assert [layer.name for layer in layers] == ["parameter", "gradient", "input", "not known"]
+    thickness = [high - low for low, high in zip(layers[-1].lower_bytes, layers[-1].upper_bytes, strict=True)]
+    assert thickness == [6 * MIB if index in (4, 5, 13, 14) else 0 for index in range(21)]
 
 
 def test_the_picture_names_the_peak_its_largest_tensors_and_the_phases():

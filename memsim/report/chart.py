@@ -26,6 +26,8 @@ COLORS = {
 }
 """Category and colour, from the bottom of the stack to its top: what stays lies below what comes and goes."""
 
+_NOT_KNOWN = ("not known", "#cccccc")
+
 _NUM_MOMENTS = 1000
 _NUM_TENSORS = 3
 _MOST_TICKS = 6
@@ -37,10 +39,12 @@ _FAR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A category in the stack."""
+    """A part of the stack."""
 
-    category: Category
-    """Which."""
+    name: str
+    """A category, or `not known`: what was there before the first event."""
+    color: str
+    """As `#rrggbb`."""
     lower_bytes: tuple[int, ...]
     """Where it begins, one for each moment."""
     upper_bytes: tuple[int, ...]
@@ -104,14 +108,20 @@ def chart_of(title: str, trace: StepTrace, held: Held, *, capacity_bytes: int | 
 
 
 def _layers(moments: Sequence[Moment]) -> tuple[Layer, ...]:
-    layers, lower = [], (0,) * len(moments)
-    for category in COLORS:
-        nbytes = [moment.by_category.get(category.value, 0) for moment in moments]
-        if any(nbytes):
-            upper = tuple(low + more for low, more in zip(lower, nbytes, strict=True))
-            layers.append(Layer(category=category, lower_bytes=lower, upper_bytes=upper))
+    layers: list[Layer] = []
+    lower = (0,) * len(moments)
+    for name, color in (*((category.value, color) for category, color in COLORS.items()), _NOT_KNOWN):
+        upper = tuple(low + _part(moment, name) for low, moment in zip(lower, moments, strict=True))
+        if upper != lower:
+            layers.append(Layer(name=name, color=color, lower_bytes=lower, upper_bytes=upper))
             lower = upper
     return tuple(layers)
+
+
+def _part(moment: Moment, name: str) -> int:
+    if name == _NOT_KNOWN[0]:
+        return moment.allocated_bytes - sum(moment.by_category.values())
+    return moment.by_category.get(name, 0)
 
 
 def _ticks(top_bytes: int) -> tuple[int, ...]:

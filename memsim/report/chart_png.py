@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from memsim.errors import MissingPackageError
-from memsim.report.chart import COLORS, Chart, short_phase, step_starts
+from memsim.report.chart import Chart, short_phase, step_starts
 from memsim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def _draw_bytes(axes: Axes, chart: Chart) -> None:
     edges = [*(moment.first_event for moment in moments), chart.timeline.num_events]
     for layer in chart.layers:
         lower, upper = ((*nbytes, nbytes[-1]) for nbytes in (layer.lower_bytes, layer.upper_bytes))
-        name, color = layer.category.value, COLORS[layer.category]
-        axes.fill_between(edges, lower, upper, step="post", color=color, linewidth=0, label=name)
+        axes.fill_between(edges, lower, upper, step="post", color=layer.color, linewidth=0, label=layer.name)
     reserved = [moment.reserved_bytes for moment in moments]
     axes.step(edges, [*reserved, reserved[-1]], where="post", color="#222222", linewidth=1, label="reserved")
     if chart.capacity_bytes is not None:

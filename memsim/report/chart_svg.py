@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 
-from memsim.report.chart import COLORS, Chart, short_phase, step_starts
+from memsim.report.chart import Chart, short_phase, step_starts
 from memsim.step.timeline import Stretch
 from memsim.units import format_bytes
 
@@ -95,10 +95,7 @@ def _stack(chart: Chart) -> Iterator[str]:
         upper = _stairs(chart, layer.upper_bytes)
         lower = reversed(_stairs(chart, layer.lower_bytes))
         points = " ".join(f"{x:g},{y:g}" for x, y in (*upper, *lower))
-        yield (
-            f'<polygon points="{points}" fill="{COLORS[layer.category]}">'
-            f"<title>{layer.category.value}</title></polygon>"
-        )
+        yield f'<polygon points="{points}" fill="{layer.color}"><title>{layer.name}</title></polygon>'
 
 
 def _stairs(chart: Chart, nbytes: Sequence[int]) -> list[tuple[float, float]]:
@@ -144,7 +141,7 @@ def _mark(chart: Chart) -> Iterator[str]:
 
 
 def _legend(chart: Chart) -> Iterator[str]:
-    entries: list[tuple[str, str]] = [(COLORS[layer.category], layer.category.value) for layer in chart.layers]
+    entries = [(layer.color, layer.name) for layer in chart.layers]
     entries.append((_RESERVED, "reserved"))
     entries += [(_CAPACITY, chart.capacity_text)] if chart.capacity_text else []
     yield from _entries(entries)
