@@ -162,6 +162,8 @@ def _builder(config: Any, task: str | None, transformers: Any) -> Any:
         raise UnknownNameError("task", task, TASKS, f"Tasks: {', '.join(TASKS)}.")
     if not _classes_of_task(task, type(config), transformers):
         raise task_error(config.model_type, task, tasks_of(config.model_type))
+    if config.architectures is None:
+        config.architectures = []  # from_config looks in it where a task has several classes (DeiT), and needs a list
     return getattr(transformers, TASKS[task]).from_config
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from memsim.config import TrainingConfig
+from memsim.errors import UnknownNameError, UsageError, shown
 from memsim.record.architecture import import_transformers, task_of_class
+
+HALF = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,10 @@ class BatchRequest:
     """Sequences, images or recordings."""
     seq_len: int | None
     """As the user gave it."""
+    float_dtype: str = "float32"
+    """Dtype of images and sound."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings beside the size of the batch; keys of `CHANGES`."""
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -34,12 +41,40 @@ class BatchRequest:
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
 
-def request(model: Any, training: TrainingConfig) -> BatchRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBatch:
+    """A batch on the CPU and what was taken for granted in it."""
+
+    tensors: dict[str, Any]
+    """Arguments of the model's `forward`, in the order in which a collator makes them."""
+    assumptions: tuple[str, ...] = ()
+    """Sentences for the user."""
+
+
+CHANGES: dict[str, type] = {
+    "image_size": int,
+    "num_images": int,
+    "label_tokens": int,
+    "num_choices": int,
+}
+"""What can be changed of a batch: pixels along a side of an image; images of a multimodal example, 0 or 1; tokens of a
+transcription; answers of a multiple-choice question."""
+
+
+def request(model: Any, training: TrainingConfig, changes: Mapping[str, Any] | None = None) -> BatchRequest:
     """Return what a batch for this model has to be like.
 
     Raises:
         MissingPackageError: torch or transformers is not installed.
+        UnknownNameError: `changes` has a key that is not in `CHANGES`.
+        UsageError: a value of `changes` is no whole number.
     """
+    given = dict(changes or {})
+    for key, value in given.items():
+        if key not in CHANGES:
+            raise UnknownNameError("change of a batch", key, CHANGES, f"Allowed: {', '.join(CHANGES)}.")
+        if type(value) is not int or value < 0:
+            raise UsageError(f"{key} must be a whole number of at least 0, not {shown(value)}.")
     return BatchRequest(
         model=model,
         config=model.config,
@@ -47,6 +82,8 @@ def request(model: Any, training: TrainingConfig) -> BatchRequest:
         takes=forward_arguments(model),
         batch_size=training.batch_size,
         seq_len=training.seq_len,
+        float_dtype=training.dtype if training.dtype in HALF and training.autocast == "none" else "float32",
+        changes=given,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memsim.record.training.lengths import check_seq_len, default_seq_len, position_limit
-from memsim.record.training.request import BatchRequest, configs_in
+from memsim.record.training.request import BatchRequest, MadeBatch, configs_in
 
 NUM_CHOICES = 4
 """Answers of a multiple-choice question: as many as SWAG, the data set of transformers' example, has."""
@@ -22,7 +22,7 @@ _STRIDE = 7919
 """Consecutive tokens are so far apart in the vocabulary, a prime, so that experts get different ones."""
 
 
-def token_batch(asked: BatchRequest) -> dict[str, Any]:
+def token_batch(asked: BatchRequest) -> MadeBatch:
     """Return `input_ids`, what the family's tokenizer makes besides, and the task's labels, on the CPU.
 
     Raises:
@@ -30,12 +30,18 @@ def token_batch(asked: BatchRequest) -> dict[str, Any]:
     """
     length = token_length(asked)
     shape: tuple[int, ...] = (asked.batch_size, length)
+    said = [f"Sequences of {length:,} tokens, none of them padding."]
     if asked.task == "multiple-choice":
-        shape = (asked.batch_size, NUM_CHOICES, length)
+        num_choices = asked.changes.get("num_choices", NUM_CHOICES)
+        shape = (asked.batch_size, num_choices, length)
+        said.append(f"Each question has {num_choices} answers of {length:,} tokens.")
     batch = encoded(asked, token_ids(asked, shape))
     if asked.is_encoder_decoder and asked.task in {"base", ""} and "decoder_input_ids" in asked.takes:
         batch["decoder_input_ids"] = token_ids(asked, shape)
-    return {**batch, **token_labels(asked, batch["input_ids"])}
+    labels = token_labels(asked, batch["input_ids"])
+    if asked.is_encoder_decoder and "labels" in labels:
+        said.append(f"Targets of {length:,} tokens too.")
+    return MadeBatch(tensors={**batch, **labels}, assumptions=tuple(said))
 
 
 def token_length(asked: BatchRequest) -> int:
@@ -64,10 +70,12 @@ def token_ids(asked: BatchRequest, shape: tuple[int, ...]) -> Any:
     ids = (torch.arange(numel) * _STRIDE + plain) % vocabulary
     known = torch.tensor(sorted(id_ for id_ in special if 0 <= id_ < vocabulary), dtype=torch.long)
     ids = torch.where(torch.isin(ids, known), torch.tensor(plain), ids).reshape(shape)
-    end = asked.config.get_text_config().eos_token_id
+    end = getattr(asked.config.get_text_config(), "eos_token_id", None)
     end = end[0] if isinstance(end, (list, tuple)) and end else end
     if isinstance(end, int) and 0 <= end < vocabulary:
         ids[..., -1] = end
+    if asked.config.model_type == "longformer" and asked.task in {"question-answering", "multiple-choice"}:
+        ids[..., -3:] = asked.config.sep_token_id  # it looks for the question before the first of three separators
     return ids
 
 
@@ -148,7 +156,10 @@ def _is_causal(asked: BatchRequest) -> bool:
 def _vocabulary(asked: BatchRequest) -> int:
     import torch
 
-    table = asked.model.get_input_embeddings()
+    try:
+        table = asked.model.get_input_embeddings()
+    except NotImplementedError:  # speech models, and those of two towers
+        table = None
     if isinstance(table, torch.nn.Embedding):
         return int(table.num_embeddings)
     stated = getattr(asked.config.get_text_config(), "vocab_size", None)
