@@ -9,7 +9,7 @@ the layers before and after it as they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -149,15 +149,20 @@ class _Unfoldable(Exception):  # noqa: N818 - it never leaves this module
         self.stack = stack
 
 
-def fold(sections: Sequence[FittedSection]) -> Folded:
-    """Return the sections with equal layers folded, of inner stacks where those of the outer one differ."""
+def fold(sections: Sequence[FittedSection], periods: Mapping[str, int] | None = None) -> Folded:
+    """Return the sections with equal layers folded, of inner stacks where those of the outer one differ.
+
+    Args:
+        sections: of one recording, or of several laid side by side.
+        periods: after how many layers the kinds of a stack repeat, by path, where that is known.
+    """
     holders = [event.holder.holder for section in sections for event in section.events if event.holder is not None]
     found = stacks_in(holders)
     candidates = list(found)
     while True:
         stacks = [s for s in candidates if not any(s.path.startswith(c.prefix) for c in candidates if c is not s)]
         try:
-            folded = _Folder(sections, stacks).folded()
+            folded = _Folder(sections, stacks, periods or {}).folded()
         except _Unfoldable as error:
             candidates.remove(stacks[error.stack])
             continue
@@ -168,7 +173,8 @@ def fold(sections: Sequence[FittedSection]) -> Folded:
 class _Folder:
     """Folds the given stacks, all of them or none."""
 
-    def __init__(self, sections: Sequence[FittedSection], stacks: Sequence[Stack]) -> None:
+    def __init__(self, sections: Sequence[FittedSection], stacks: Sequence[Stack], periods: Mapping[str, int]) -> None:
+        self._periods = periods
         self._sections = sections
         self._stacks = stacks
         self._runs = [self._runs_of(section) for section in sections]
@@ -184,7 +190,7 @@ class _Folder:
 
     def _runs_of(self, section: FittedSection) -> list[list[_Visit]]:
         runs: list[list[_Visit]] = []
-        for visit in self._visits(section.events):
+        for visit in self._with_sweeps(section.events, list(self._visits(section.events))):
             if runs and _follows(runs[-1], visit):
                 runs[-1].append(visit)
             else:
@@ -209,6 +215,29 @@ class _Folder:
                 layer, start = found, index
         if len(events) > start:
             yield _Visit(layer, start, len(events))
+
+    def _with_sweeps(self, events: Sequence[FittedEvent], visits: Sequence[_Visit]) -> Iterator[_Visit]:
+        """Yield the visits, and those of a sweep apart: blocks of every layer let go one layer after the other.
+
+        A key-value cache goes so at the end of forward, without anything made in between.
+        """
+        maker = {
+            events[index].key: visit.layer
+            for visit in visits
+            for index in range(visit.start, visit.end)
+            if events[index].action == "alloc"
+        }
+        for visit in visits:
+            start = visit.start
+            freed = [maker.get(e.key) if e.action == "free" else None for e in events[start : visit.end]]
+            for sweep in _sweeps(freed, self._stacks):
+                if visit.start + sweep[0].start > start:
+                    yield _Visit(visit.layer if start == visit.start else None, start, visit.start + sweep[0].start)
+                for part in sweep:
+                    yield _Visit(part.layer, visit.start + part.start, visit.start + part.end)
+                start = visit.start + sweep[-1].end
+            if visit.end > start:
+                yield _Visit(visit.layer if start == visit.start else None, start, visit.end)
 
     def _layer_of(self, holder: Holder) -> tuple[int, int] | None:
         for index, stack in enumerate(self._stacks):
@@ -253,7 +282,7 @@ class _Folder:
         for content in contents:
             if content not in known:
                 known.append(content)
-        found = repetition([known.index(content) for content in contents])
+        found = repetition([known.index(content) for content in contents], self._periods.get(stack.path))
         if found is None:
             raise _Unfoldable(index)
         head, period, end = found
@@ -273,25 +302,38 @@ class _Folder:
         by_number = {visit.layer[1]: visit for visit in run if visit.layer is not None}
         middle = range(stack.head, stack.head + stack.period)
         numbers = [*range(stack.head), *middle, *range(stack.num_recorded - stack.tail, stack.num_recorded)]
+        inner = {n: self._body(section, by_number[n], fixed=False) for n in middle}
+        usual = frozenset(form.target for body in inner.values() for form in body if form.target is not None)
         return Run(
             stack=layer[0],
             descending=layer[1] > 0,
-            bodies=tuple(self._body(section, by_number[n], fixed=n not in middle) for n in numbers),
+            bodies=tuple(
+                inner[n] if n in inner else self._body(section, by_number[n], fixed=True, usual=usual) for n in numbers
+            ),
         )
 
-    def _body(self, section: int, visit: _Visit, *, fixed: bool) -> Body:
+    def _body(self, section: int, visit: _Visit, *, fixed: bool, usual: frozenset[Target] = frozenset()) -> Body:
+        """Return a visit's events; `usual` are the targets of middle layers, which a layer at an end has too."""
         events = self._sections[section].events[visit.start : visit.end]
-        return tuple(self._form(section, event, visit.layer, fixed=fixed) for event in events)
+        forms = []
+        for event in events:
+            form = self._form(section, event, visit.layer, fixed=fixed)
+            if form.target is not None and usual:
+                seen_from_here = self._target(section, event, visit.layer, fixed=False)
+                form = form._replace(target=seen_from_here) if seen_from_here in usual else form
+            forms.append(form)
+        return tuple(forms)
+
+    def _target(self, section: int, event: FittedEvent, here: tuple[int, int] | None, *, fixed: bool) -> Target:
+        run, layer, tag = self._made[section][event.key]
+        place = place_of(layer[1], layer[0], self._stacks, here, fixed=fixed) if layer is not None else None
+        return Target(run, place, tag)
 
     def _form(self, section: int, event: FittedEvent, here: tuple[int, int] | None, *, fixed: bool) -> Form:
         slot = text_of(event.slot, self._stacks, here, fixed=fixed) if event.slot else None
         pairs = tuple(self._pair(pair, here, fixed=fixed) for pair in event.pairs)
         if event.action == "free":
-            target = None
-            if event.key >= 0:
-                run, layer, tag = self._made[section][event.key]
-                place = place_of(layer[1], layer[0], self._stacks, here, fixed=fixed) if layer is not None else None
-                target = Target(run, place, tag)
+            target = self._target(section, event, here, fixed=fixed) if event.key >= 0 else None
             return Form(target, "", None, event.phase, None, slot, event.condition, pairs)
         holder = self._holder(event.holder, here, fixed=fixed)
         tag = self._made[section][event.key][2]
@@ -317,6 +359,31 @@ class _Folder:
         )
 
 
+def _sweeps(layers: Sequence[tuple[int, int] | None], stacks: Sequence[Stack]) -> Iterator[list[_Visit]]:
+    """Yield the stretches in which all layers of a stack come one after the other, first to last or last to first."""
+    groups: list[_Visit] = []
+    for index, layer in enumerate(layers):
+        if groups and groups[-1].layer == layer:
+            groups[-1] = groups[-1]._replace(end=index + 1)
+        else:
+            groups.append(_Visit(layer, index, index + 1))
+    place = 0
+    while place < len(groups):
+        layer = groups[place].layer
+        length = stacks[layer[0]].num_layers if layer is not None else 1
+        found = groups[place : place + length]
+        if layer is not None and [group.layer for group in found] in _orders(layer[0], length):
+            yield found
+            place += length
+        else:
+            place += 1
+
+
+def _orders(stack: int, length: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    ascending = [(stack, number) for number in range(length)]
+    return ascending, ascending[::-1]
+
+
 def _follows(run: Sequence[_Visit], visit: _Visit) -> bool:
     """Whether a visit goes on with a run: the same stack, the next layer in the same direction."""
     last = run[-1].layer
@@ -327,13 +394,14 @@ def _follows(run: Sequence[_Visit], visit: _Visit) -> bool:
     return abs(step) == 1 if before is None else step == last[1] - before[1]
 
 
-def repetition(kinds: Sequence[int]) -> tuple[int, int, int] | None:
+def repetition(kinds: Sequence[int], known_period: int | None = None) -> tuple[int, int, int] | None:
     """Return where a sequence repeats: first index, period and end of its longest stretch of two periods or more.
 
     Of stretches of one length that which ends last, and of its periods the shortest; `None` if nothing repeats.
     """
+    periods = range(1, len(kinds) // 2 + 1) if known_period is None else (known_period,)
     best: tuple[int, int, int] | None = None
-    for period in range(1, len(kinds) // 2 + 1):
+    for period in periods:
         start = 0
         for index in range(len(kinds) - period + 1):
             if index < len(kinds) - period and kinds[index] == kinds[index + period]:

@@ -9,7 +9,7 @@ where memsim does not know, it says so.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memsim.errors import MemsimError
@@ -116,7 +116,7 @@ def depths_for(folded: Folded, wanted: Mapping[str, int]) -> list[int]:
 
 
 def regimes_of(
-    recordings: Mapping[Point, Sequence[Section]], processors: Processors
+    recordings: Mapping[Point, Sequence[Section]], processors: Processors, periods: Mapping[str, int] | None = None
 ) -> tuple[tuple[Regime, ...], tuple[str, ...]]:
     """Return what recordings of one model at several points tell, and what could not be explained.
 
@@ -126,7 +126,7 @@ def regimes_of(
     regimes: list[Regime] = []
     unexplained: list[str] = []
     for alignment in align(recordings):
-        for part in _parts(alignment, recordings, processors):
+        for part in _parts(alignment, recordings, processors, periods or {}):
             if isinstance(part, str):
                 unexplained.append(part)
             else:
@@ -136,13 +136,16 @@ def regimes_of(
 
 
 def _parts(
-    alignment: Alignment, recordings: Mapping[Point, Sequence[Section]], processors: Processors
+    alignment: Alignment,
+    recordings: Mapping[Point, Sequence[Section]],
+    processors: Processors,
+    periods: Mapping[str, int],
 ) -> Iterator[Regime | str]:
     todo = [alignment]
     while todo:
         current = todo.pop(0)
         try:
-            yield Regime(points=current.points, folded=fold(fitted(current, processors)))
+            yield Regime(points=current.points, folded=fold(fitted(current, processors), periods))
         except NotFittedError as error:
             parts = _split(current.points)
             if max(map(len, parts)) == 1:
@@ -151,9 +154,22 @@ def _parts(
                 todo += align({point: recordings[point] for point in points})
 
 
+def _is_single(point: Point) -> bool:
+    return point.batch_size == 1
+
+
+def _length_class(point: Point) -> int:
+    return point.seq_len % LENGTH_PERIOD
+
+
+def _itself(point: Point) -> Point:
+    return point
+
+
 def _split(points: Iterable[Point]) -> list[list[Point]]:
     """Return the points in smaller groups: single sequences apart, else by class of length, else each alone."""
-    for key in (lambda p: p.batch_size == 1, lambda p: p.seq_len % LENGTH_PERIOD, lambda p: p):
+    keys: tuple[Callable[[Point], object], ...] = (_is_single, _length_class, _itself)
+    for key in keys:
         groups: dict[object, list[Point]] = defaultdict(list)
         for point in points:
             groups[key(point)].append(point)

@@ -77,6 +77,8 @@ def scratch(num_outputs: int, num_inputs: int, form: ReductionForm, processors: 
     It holds where the tensor's bytes can be counted in 31 bits; larger ones are reduced in pieces.
     """
     output_vector = 1 if form.contiguous else form.vector
+    while num_outputs % output_vector:
+        output_vector //= 2  # `get_output_vec_size`
     dim0, dim1 = (num_inputs, num_outputs) if form.contiguous else (num_outputs // output_vector, num_inputs)
     if form.contiguous and dim0 >= VECTORIZED_FROM:
         dim0 //= form.vector

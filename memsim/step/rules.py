@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from memsim.step import sorting
 from memsim.step.fit import MONOMIALS, Point, Polynomial, constant, fit, monomials_at
 from memsim.step.reduction import Processors, ReductionForm, Scratch, scratch
 
-RuleKind = Literal["polynomial", "sort", "unique", "scan", "rows", "segments"]
+RuleKind = Literal["polynomial", "rounded", "sort", "unique", "scan", "rows", "segments"]
+_TILES = (128, 256, 64, 32, 16, 8)
+"""Multiples that kernels round lengths up to; the log-sum-exp and the gradient sums of flash attention to 128
+(`round_multiple(seqlen_q, 128)`, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp @2.13)."""
 _UNBOUNDED = 2**40
 """More rows than any table has: as many rows as ids."""
 
@@ -18,9 +21,9 @@ class Rule(NamedTuple):
     """Bytes as a function of batch size and sequence length."""
 
     kind: RuleKind
-    """`polynomial`: `items` itself; `sort` (`numbers` are passes), `unique`, `scan` (rows): CUB's storage for so many
-    items; `rows` (bytes, rows): of as many entries as there are ids, but at most `rows`; `segments` (bytes, rows): of
-    `num_segments` entries. See memsim/step/sorting.py."""
+    """`polynomial`: `items` itself; `rounded` (multiple): the same with the length rounded up; `sort` (passes),
+    `unique`, `scan` (rows): CUB's storage for so many items; `rows` (bytes, rows): as many entries as there are ids, at
+    most `rows`; `segments` (bytes, rows): `num_segments` entries. In brackets: `numbers`. See sorting.py."""
     items: Polynomial
     """How many."""
     numbers: tuple[int, ...] = ()
@@ -43,6 +46,8 @@ def bytes_of(rule: Rule, monomials: Sequence[int], processors: Processors) -> in
     items = rule.items.at(monomials)
     if rule.kind == "polynomial":
         return items
+    if rule.kind == "rounded":
+        return rule.items.at(monomials_at(_rounded(Point(*monomials[1:3]), rule.numbers[0])))
     if rule.kind == "sort":
         return sorting.sort_bytes(items, rule.numbers[0], processors.compute_capability)
     if rule.kind == "unique":
@@ -64,12 +69,19 @@ _FORMS = tuple(
     for size in (4, 8, 16)
     for vector in ((4, 8, 1) if contiguous else (4, 2, 1))
 )
+_ITEMSIZES = (4, 2, 8, 1)
+NEAR = 4
+"""Blocks that may come between the result of a reduction and its scratch memory: copies in another dtype."""
 _COUNTED = ("B*S", "B", "S", "B*S*S", "S*S")
 """What ids and reductions are counted by, the likeliest first: tokens, sequences, positions, ..."""
 
 
 def _monomial(name: str) -> Polynomial:
     return Polynomial(tuple(int(name == other) for other in MONOMIALS))
+
+
+def _rounded(point: Point, tile: int) -> Point:
+    return Point(point.batch_size, -(-point.seq_len // tile) * tile)
 
 
 class RuleFinder:
@@ -92,10 +104,18 @@ class RuleFinder:
     def bytes_rule(self, values: tuple[int, ...]) -> Rule | None:
         """Return the rule of the bytes of a block; what came shortly before says how many ids there are."""
         polynomial = self.polynomial(values)
-        rule = Rule("polynomial", polynomial) if polynomial is not None else self._storage(values)
+        rule = Rule("polynomial", polynomial) if polynomial is not None else self._rounded(values)
+        rule = rule or self._storage(values)
         if rule is not None:
             self._recent = [*self._recent[-11:], rule]
         return rule
+
+    def _rounded(self, values: tuple[int, ...]) -> Rule | None:
+        for tile in _TILES:
+            found = fit([_rounded(point, tile) for point in self.points], values)
+            if found is not None:
+                return Rule("rounded", found, (tile,))
+        return None
 
     def _storage(self, values: tuple[int, ...]) -> Rule | None:
         return next((rule for rule in self._candidates(values) if self._explains(rule, values)), None)
@@ -128,34 +148,43 @@ class RuleFinder:
         )
 
     def reduction(self, result_bytes: tuple[int, ...], seen: Sequence[Scratch | None]) -> ReductionRule | None:
-        """Return the reduction whose result has these bytes and that took the scratch memory that was seen."""
-        for itemsize in (4, 2, 8, 1):
-            if any(nbytes % itemsize for nbytes in result_bytes):
-                continue
-            outputs = self.polynomial(tuple(nbytes // itemsize for nbytes in result_bytes))
-            if outputs is None:
-                continue
-            for inputs in self._inputs(outputs):
-                for form in _FORMS:
-                    rule = ReductionRule(outputs, inputs, form)
-                    if all(
-                        scratch_of(rule, monomials, self.processors) == one
-                        for monomials, one in zip(self.monomials, seen, strict=True)
-                    ):
-                        return rule
+        """Return the reduction that took the scratch memory that was seen.
+
+        Args:
+            result_bytes: of the block that was made just before; the result is that or an earlier one.
+            seen: at each point.
+        """
+        recent = [rule for rule in reversed(self._recent) if rule.kind == "polynomial"]
+        blocks = [tuple(rule.items.at(m) for m in self.monomials) for rule in recent]
+        results = list(dict.fromkeys([result_bytes, *blocks[:NEAR]]))
+        for any_dtypes in (False, True):  # a sum has its values' dtype, and float32 or wider within; others may not
+            for itemsize in _ITEMSIZES:
+                for outputs in filter(None, (self._shared(block, itemsize, None) for block in results)):
+                    widths = _ITEMSIZES if any_dtypes else (itemsize,)
+                    counts = (self._shared(block, width, outputs) for width in widths for block in blocks)
+                    inputs = dict.fromkeys([*filter(None, counts), *map(_monomial, _COUNTED)])
+                    found = self._reduction(outputs, inputs, seen, 0 if any_dtypes else max(itemsize, 4))
+                    if found is not None:
+                        return found
         return None
 
-    def _inputs(self, outputs: Polynomial) -> Iterator[Polynomial]:
-        """Yield how many values a result may come from: those of a recent block, shared out, or some other count."""
-        found = set()
-        for rule in reversed(self._recent):
-            for itemsize in (4, 2, 8):
-                counts = [rule.items.at(m) for m in self.monomials] if rule.kind == "polynomial" else []
-                shares = [itemsize * outputs.at(m) for m in self.monomials]
-                if counts and not any(count % share for count, share in zip(counts, shares, strict=True)):
-                    values = tuple(count // share for count, share in zip(counts, shares, strict=True))
-                    inputs = self.polynomial(values)
-                    if inputs is not None and inputs not in found:
-                        found.add(inputs)
-                        yield inputs
-        yield from (m for m in map(_monomial, _COUNTED) if m not in found)
+    def _reduction(
+        self, outputs: Polynomial, inputs: Iterable[Polynomial], seen: Sequence[Scratch | None], width: int
+    ) -> ReductionRule | None:
+        """Return the reduction to `outputs` results that explains what was seen; its sums have `width` bytes if not 0."""
+        for count in inputs:
+            for form in _FORMS:
+                rule = ReductionRule(outputs, count, form)
+                if width in {0, form.accumulator_bytes} and all(
+                    scratch_of(rule, monomials, self.processors) == one
+                    for monomials, one in zip(self.monomials, seen, strict=True)
+                ):
+                    return rule
+        return None
+
+    def _shared(self, block: tuple[int, ...], itemsize: int, among: Polynomial | None) -> Polynomial | None:
+        """Return how many numbers of `itemsize` bytes a block holds for each of `among` (1)."""
+        shares = [itemsize * (among.at(m) if among is not None else 1) for m in self.monomials]
+        if any(nbytes % share for nbytes, share in zip(block, shares, strict=True)):
+            return None
+        return self.polynomial(tuple(nbytes // share for nbytes, share in zip(block, shares, strict=True)))

@@ -1,0 +1,192 @@
+"""From a model to its step program: which points to record, and the proof on one more recording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from memsim.errors import MemsimError
+from memsim.record.depth import ReducedDepth
+from memsim.record.job import RecordJob
+from memsim.record.recorder import Recorded, Recorder
+from memsim.step.cut import sections_of
+from memsim.step.fit import Point
+from memsim.step.program import LENGTH_PERIOD, StepProgram, difference, regimes_of
+from memsim.step.reduction import Processors
+from memsim.step.section import Section
+
+TRUE_TOKENS = 2**17
+"""Tokens of a batch up to which its ids have their true values on the imaginary GPU (memsim/record/watch/values.py)."""
+USUAL_LENGTH = 4096
+"""Tokens that a program reaches to if the model takes them, however short the sequences are that were asked for."""
+USUAL_BATCH = 64
+"""Sequences likewise."""
+CHECK_PERIODS = 3
+"""Repetitions of layers in the recording that a program is checked against; one more than in the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The batches that a program shall reach."""
+
+    asked: Point
+    """The batch that was asked for; `seq_len` 0 where the model takes none."""
+    length_limit: int | None
+    """Positions of the model; `None`: not known."""
+
+    def lengths(self) -> list[int]:
+        """Return lengths of the class of the one asked for: it, the three shortest and the three longest."""
+        asked = self.asked.seq_len
+        if not asked:
+            return [0]
+        longest = max(self.length_limit or USUAL_LENGTH, asked)
+        longest = min(longest, max(USUAL_LENGTH, 2 * asked))
+        every = list(range(asked % LENGTH_PERIOD or LENGTH_PERIOD, longest + 1, LENGTH_PERIOD))
+        every = [length for length in every if length >= min(16, asked)]
+        few = [every[0], *every[1:3], asked, *every[-3:]]
+        return sorted(set(few))
+
+    def batches(self) -> list[int]:
+        """Return batch sizes from 2 up."""
+        return [2, 3, 5, 7, max(USUAL_BATCH, self.asked.batch_size)]
+
+
+def points_for(wanted: Range) -> list[Point]:
+    """Return the points to record so that most other batches and lengths need no new recording.
+
+    The one asked for comes first. A single sequence is a world of its own (views where there are copies), and so are
+    lengths of another class: what is recorded here is for the class of the length asked for.
+    """
+    lengths = wanted.lengths()
+    asked = wanted.asked
+    if asked.batch_size == 1:
+        return [asked, *(Point(1, length) for length in lengths if length != asked.seq_len)]
+    points = [asked]
+    batches = wanted.batches()
+    for index, length in enumerate(lengths):
+        points.append(Point(batches[index % 4], length))
+    points += [Point(batches[(index + 2) % 4], length) for index, length in enumerate(lengths[:3])]
+    points += [Point(2, lengths[0]), Point(2, lengths[-1]), Point(batches[-1], lengths[0])]
+    points.append(Point(max(min(batches[-1], TRUE_TOKENS // max(lengths[-1], 1)), asked.batch_size), lengths[-1]))
+    if len(lengths) == 1:
+        points += [Point(batch, lengths[0]) for batch in (4, 12, 32)]
+    return list(dict.fromkeys(points))
+
+
+def record_program(job: RecordJob, wanted: Range, recorder: Recorder) -> StepProgram:
+    """Record a model at several batch sizes and lengths, and return its program, proved on one more recording.
+
+    Args:
+        job: of kind `program`, with the whole model's configuration.
+        wanted: what it shall reach.
+        recorder: where it is recorded.
+
+    Raises:
+        ModelError: the model cannot be built or fails with the batch that was asked for.
+        MemsimError: its micro-steps are not alike, or the recorder fails.
+    """
+    return _Recording(job, recorder, recorder.reduced_depth(job)).program(wanted)
+
+
+class _Recording:
+    """A program in the making."""
+
+    def __init__(self, job: RecordJob, recorder: Recorder, reduced: ReducedDepth | None) -> None:
+        self._whole = job
+        self._recorder = recorder
+        self._reduced = reduced
+        self._job = _with(job, reduced)
+        self._sections: dict[Point, Sequence[Section]] = {}
+        self._last: Recorded | None = None
+
+    def program(self, wanted: Range) -> StepProgram:
+        asked = wanted.asked
+        self._sections[asked] = self._recorded(self._job, asked)
+        self._record(points_for(wanted))
+        program = self._made()
+        if not any(len(regime.points) > 1 and regime.covers(asked) for regime in program.regimes):
+            self._record(points_near(wanted))
+            program = self._made()
+        reason = self._refuted(program, wanted)
+        return program if not reason else self._literal(asked, reason)
+
+    def _record(self, points: Sequence[Point]) -> None:
+        """Record at more points, as far as the model takes them."""
+        for point in points:
+            if point not in self._sections:
+                with suppress(MemsimError):  # too long for the model, or too large for any GPU: it reaches less far
+                    self._sections[point] = self._recorded(self._job, point)
+
+    def _recorded(self, job: RecordJob, point: Point) -> tuple[Section, ...]:
+        training = replace(job.training, batch_size=point.batch_size, seq_len=point.seq_len or None)
+        self._last = self._recorder.record(replace(job, training=training))
+        if self._last.oom is not None:
+            raise MemsimError(f"batch {point.batch_size} x {point.seq_len} needs more than any GPU has.")
+        return sections_of(self._last.trace)
+
+    def _made(self) -> StepProgram:
+        assert self._last is not None
+        gpu = self._recorder.gpu
+        processors = Processors(num_multiprocessors=gpu.num_multiprocessors, compute_capability=gpu.capability_text)
+        stacks = self._reduced.stacks if self._reduced is not None else ()
+        regimes, unexplained = regimes_of(self._sections, processors, {s.prefix: s.period for s in stacks})
+        return StepProgram(
+            processors=processors,
+            regimes=regimes,
+            depths={stack.prefix: stack.num_layers for stack in stacks},
+            unexplained=unexplained,
+            model_class=self._last.model_class,
+            versions={
+                "torch": self._last.trace.device.torch_version,
+                "transformers": self._last.transformers_version,
+            },
+            notes=(*self._last.assumptions, *self._last.notes),
+        )
+
+    def _refuted(self, program: StepProgram, wanted: Range) -> str:
+        """Return how one more recording, at another point and depth, differs from the program; empty if it agrees."""
+        point = check_point(program, wanted)
+        if self._reduced is None:
+            job, depths = self._job, {}
+        else:
+            deeper = self._recorder.reduced_depth(self._whole, num_periods=CHECK_PERIODS)
+            if deeper is None:
+                return "no other depth of the model can be built"
+            job, depths = _with(self._whole, deeper), {stack.prefix: stack.num_left for stack in deeper.stacks}
+        return difference(program, point, self._recorded(job, point), depths)
+
+    def _literal(self, asked: Point, reason: str) -> StepProgram:
+        """Return the whole model as it was recorded at the batch that was asked for, good for nothing else."""
+        self._sections = {asked: self._recorded(self._whole, asked)}
+        self._reduced = None
+        return replace(self._made(), unexplained=(reason,))
+
+
+def _with(job: RecordJob, reduced: ReducedDepth | None) -> RecordJob:
+    return job if reduced is None else replace(job, config=reduced.config, training=reduced.training)
+
+
+def check_point(program: StepProgram, wanted: Range) -> Point:
+    """Return a point that the program covers and that was not recorded; the one asked for if there is no other."""
+    known = {point for regime in program.regimes for point in regime.points}
+    asked = wanted.asked
+    middle = [
+        Point(batch, length)
+        for length in (asked.seq_len + LENGTH_PERIOD, asked.seq_len, *wanted.lengths())
+        for batch in (asked.batch_size + 2, asked.batch_size + 1, 6, 4, 9, 1)
+    ]
+    found = (p for p in middle if p not in known and not program.covers(*p))
+    return next(found, asked)
+
+
+def points_near(wanted: Range) -> list[Point]:
+    """Return points around the batch that was asked for, for a model that does something else further away."""
+    batch, length = wanted.asked
+    near = [length, length + LENGTH_PERIOD, length + 2 * LENGTH_PERIOD] if length else [0]
+    if wanted.length_limit is not None:
+        near = [one for one in near if one <= max(wanted.length_limit, length)]
+    if batch == 1:
+        return [Point(1, one) for one in (*near, length + 4 * LENGTH_PERIOD)]
+    more = (batch, batch + 1, batch + 3, 2 * batch)
+    return [Point(b, one) for one in near for b in more]
