@@ -27,7 +27,7 @@ def snapshot_of(trace: StepTrace) -> dict[str, Any]:
         raise MemsimError(
             "a snapshot shows the segments of CUDA's allocator: this run was on the CPU and has no segments."
         )
-    replay = BlockReplay(trace.settings)
+    replay = BlockReplay(trace.settings, trace.start)
     for event in trace.events:
         replay.apply(event)
     divisions = trace.settings.roundup_power2_divisions or (0,) * 16

@@ -15,6 +15,7 @@ ORDER = (
     ("block_sizes",),
     ("allocator",),
     ("step",),
+    ("snapshot_file",),
     ("simulation",),
     ("imaginary_gpu",),
     ("record", "prediction"),

@@ -84,12 +84,9 @@ class CachingAllocator:
         self._split_limit = _NO_LIMIT if config.expandable_segments else self._max_split
         self._fits_any = config.max_split_bytes is None and not config.expandable_segments and not self._source.collects
         self._renumbers = self._source.tie_break == "block"
-        self._grew = False
-        self._live: dict[int, Block] = {}
+        self._live = {block.address: block for block in adopt(held, self._source)}
+        self._grew = bool(self._live)
         self._waiting: dict[int, list[Block]] = {}
-        for block in adopt(held, self._source):
-            self._live[block.address] = block
-            self._grew = True
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
         """Return the address of a block of at least `nbytes`; 0 for 0 bytes, which changes nothing.

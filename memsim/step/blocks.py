@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from memsim.allocator.state import SegmentState
 from memsim.block_sizes import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size
 from memsim.errors import MemsimError
 from memsim.step.trace import AllocatorSettings, StepTrace, TraceEvent
@@ -86,12 +87,12 @@ class Replay(Protocol):
 
 def replay_of(trace: StepTrace) -> Replay:
     """Return empty books for a trace: of blocks in segments, or of storages alone where it has no segments (a CPU)."""
-    return BlockReplay(trace.settings) if has_segments(trace) else StorageReplay()
+    return BlockReplay(trace.settings, trace.start) if has_segments(trace) else StorageReplay()
 
 
 def has_segments(trace: StepTrace) -> bool:
     """Return whether a caching allocator made the trace."""
-    return any(event.action in {"segment_alloc", "segment_map"} for event in trace.events)
+    return bool(trace.start) or any(event.action in {"segment_alloc", "segment_map"} for event in trace.events)
 
 
 class StorageReplay:
@@ -144,15 +145,37 @@ class StorageReplay:
 
 
 class BlockReplay:
-    """The allocator's books, kept by reading a trace event by event."""
+    """The allocator's books, kept by reading a trace event by event; `start` is what was held before the first."""
 
-    def __init__(self, settings: AllocatorSettings) -> None:
+    def __init__(self, settings: AllocatorSettings, start: Iterable[SegmentState] = ()) -> None:
         self.settings = settings
         self.allocated_bytes = 0
         self.requested_bytes = 0
         self.reserved_bytes = 0
         self._segments: dict[int, Segment] = {}
         self._starts: list[int] = []
+        for state in start:
+            self._take_up(state)
+
+    def _take_up(self, state: SegmentState) -> None:
+        blocks = [
+            Block(address=b.address, nbytes=b.nbytes, requested_bytes=b.requested_bytes, state=b.state)
+            for b in state.blocks
+        ]
+        self._add(
+            Segment(
+                address=state.address,
+                nbytes=state.nbytes,
+                stream=state.stream,
+                small=state.small,
+                expandable=state.expandable,
+                starts=[block.address for block in blocks],
+                blocks={block.address: block for block in blocks},
+            )
+        )
+        self.reserved_bytes += state.nbytes
+        self.requested_bytes += sum(block.requested_bytes for block in blocks)
+        self.allocated_bytes += sum(block.nbytes for block in blocks if block.state == "active_allocated")
 
     def segments(self) -> Iterator[Segment]:
         """Yield the segments by address."""

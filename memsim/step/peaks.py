@@ -108,8 +108,8 @@ def occupancy(trace: StepTrace) -> Occupancy:
     replay = replay_of(trace)
     running: dict[tuple[int, Phase], _Running] = defaultdict(_Running)
     totals: dict[str, int] = defaultdict(int)
-    peak_requested = peak_reserved = 0
-    peak, peak_index = 0, -1
+    peak_requested, peak_reserved = replay.requested_bytes, replay.reserved_bytes
+    peak, peak_index = replay.allocated_bytes, -1
     begun = 0
     before = _Running()
     for index, event in enumerate(trace.events):

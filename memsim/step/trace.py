@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from memsim.allocator.state import BlockState, SegmentState
 from memsim.errors import OutputError
 from memsim.ledger import Category, Phase
 from memsim.tensors import Shape
@@ -172,7 +173,7 @@ class SectionStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrace:
-    """The allocator's events of a run, from its first allocation on."""
+    """The allocator's events of a run, from its first allocation on, or from `start` on."""
 
     device: TraceDevice
     """Where it was recorded."""
@@ -186,6 +187,8 @@ class StepTrace:
     """Every event in order."""
     sections: tuple[SectionStart, ...] = ()
     """Every part in order, also those in which nothing happened; none where a user's program drove the run."""
+    start: tuple[SegmentState, ...] = ()
+    """What the allocator held before the first event, where the recording began in the midst of things."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object: holders once each, events as one list per field."""
@@ -217,6 +220,7 @@ class StepTrace:
             },
             "spans": [[span.step, _PHASES.index(span.phase), span.event_index] for span in self.spans],
             "sections": [[section.name, section.event_index] for section in self.sections],
+            "start": [asdict(segment) for segment in self.start],
             "actions": list(_ACTIONS),
             "phases": [phase.value for phase in _PHASES],
         }
@@ -240,6 +244,7 @@ def trace_of(data: Mapping[str, Any]) -> StepTrace:
                 for step, phase, index in data["spans"]
             ),
             events=tuple(_events_of(data)),
+            start=tuple(_segment_of(row) for row in data.get("start", ())),
             sections=tuple(SectionStart(name=name, event_index=index) for name, index in data.get("sections", ())),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -264,6 +269,11 @@ def _events_of(data: Mapping[str, Any]) -> Iterable[TraceEvent]:
             phase=phases[phase],
             holder=holders[holder] if holder >= 0 else None,
         )
+
+
+def _segment_of(row: Mapping[str, Any]) -> SegmentState:
+    blocks = tuple(BlockState(**block) for block in row["blocks"])
+    return SegmentState(**{**row, "blocks": blocks})
 
 
 def _holder_row(holder: Holder) -> list[Any]:
