@@ -151,19 +151,38 @@ class Recorder:
             ModelError: the model cannot be built, cannot take such a batch, or fails.
             MemsimError: the worker ended, or took too long.
         """
-        self._be_ready()
-        self._num_recordings += 1
-        path = Path(self._folder.name) / f"recording-{self._num_recordings}.json"
-        self.progress(f"recording batch {job.training.batch_size} x {job.training.seq_len or '-'}")
-        answer = self._answer({"job": job.to_dict(), "path": str(path)})
+        for result in self.record_all([job]):
+            if isinstance(result, MemsimError):
+                raise result
+            return result
+        raise AssertionError("a job has one result")
+
+    def record_all(self, jobs: Iterable[RecordJob]) -> Iterator[Recorded | MemsimError]:
+        """Yield what each job left behind or why it failed, in order; the worker records on while a result is used.
+
+        Raises:
+            MemsimError: the worker cannot be started, ended, or took too long.
+        """
+        waiting: tuple[RecordJob, Path] | None = None
+        for job in jobs:
+            answer = self._received() if waiting else {}
+            self._be_ready()
+            self._num_recordings += 1
+            path = Path(self._folder.name) / f"recording-{self._num_recordings}.json"
+            self.progress(f"recording batch {job.training.batch_size} x {job.training.seq_len or '-'}")
+            self._send({"job": job.to_dict(), "path": str(path)})
+            if waiting:
+                yield self._result(*waiting, answer)
+            waiting = job, path
+        if waiting:
+            yield self._result(*waiting, self._received())
+
+    def _result(self, job: RecordJob, path: Path, answer: Mapping[str, Any]) -> Recorded | MemsimError:
+        if "error" in answer:
+            return _error_of(answer)
         recorded = recorded_of(job, path, answer, self._transformers)
         path.unlink()
         return recorded
-
-    def record_all(self, jobs: Iterable[RecordJob]) -> Iterator[Recorded]:
-        """Yield what each job left behind, in order; see `record`."""
-        for job in jobs:
-            yield self.record(job)
 
     def reduced_depth(self, job: RecordJob, *, num_periods: int = MIN_PERIODS) -> ReducedDepth | None:
         """Return the job's model with fewer layers; see `memsim.record.depth.reduced_depth`. Needs no torch here.
@@ -173,22 +192,17 @@ class Recorder:
         """
         self._be_ready()
         self.progress("looking for layers that are alike")
-        reduced = self._answer({"job": job.to_dict(), "num_periods": num_periods})["reduced"]
-        return None if reduced is None else reduced_depth_of(reduced)
+        self._send({"job": job.to_dict(), "num_periods": num_periods})
+        answer = self._received()
+        if "error" in answer:
+            raise _error_of(answer)
+        return None if answer["reduced"] is None else reduced_depth_of(answer["reduced"])
 
     def _be_ready(self) -> None:
         if not self._is_clean:
             self._end()
         if self._process is None:
             self._start()
-
-    def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._is_clean = False  # until the answer says so
-        answer = self._asked(request)
-        self._is_clean = not answer.get("left_bytes", 0)
-        if "error" in answer:
-            raise _error_of(answer)
-        return answer
 
     def _start(self) -> None:
         from memsim.imaginary_gpu import child_environment
@@ -211,27 +225,32 @@ class Recorder:
                 start_new_session=True,  # Ctrl-C in the terminal is for memsim, which ends the worker
             )
         self._buffer, self._is_clean = b"", True
-        answer = self._asked(None)
+        answer = self._received()
         if "error" in answer:
             self._end()
             raise _error_of(answer)
         self._transformers = answer["transformers"]
 
-    def _asked(self, request: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Send a request and return the answer; whatever comes between ends the worker."""
+    def _send(self, request: Mapping[str, Any]) -> None:
+        """Send a request; its answer must be received before the next one is sent."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
+        self._is_clean = False  # until the answer says so
         try:
-            if request is not None:
-                process.stdin.write(json.dumps(request).encode() + b"\n")
-                process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._line())
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
         except BrokenPipeError:
             raise self._gone() from None
+
+    def _received(self) -> dict[str, Any]:
+        """Return the next answer; whatever comes between ends the worker."""
+        try:
+            answer: dict[str, Any] = json.loads(self._line())
         except BaseException:
             self._end()
             raise
+        self._is_clean = not answer.get("left_bytes", 0)
         return answer
 
     def _line(self) -> bytes:

@@ -35,6 +35,7 @@ class TrainingRun:
         self.assumptions: tuple[str, ...] = ()
         self._device = device
         self._tape = tape
+        self._batch: Any = None
         self._loop: Any = None
 
     def go(self) -> None:
@@ -51,12 +52,16 @@ class TrainingRun:
 
     def _load(self) -> None:
         from memsim.record.training.build import build_model, place
+        from memsim.record.training.inputs import assumptions
         from memsim.record.training.loops import start_loop
 
         self._tape.section("load")
         is_real = self._weights == "real"
         self.model = build_model(self.job.config, self.job.training, weights="real" if is_real else "meta")
         self.model_class = type(self.model).__name__
+        if self._device != "cpu":
+            self._batch = self._new_batch()
+        self.assumptions = assumptions(self.model, self.job.training, self.job.changes)
         place(self.model, self._device, weights="random" if self._weights == "random" else "empty")
         self._loop = start_loop(self.model, self.job.training, with_optimizer=self.job.kind == "run")
 
@@ -77,12 +82,15 @@ class TrainingRun:
             self._zero_grad()
 
     def _micro_step(self, section: str) -> None:
-        from memsim.record.training.inputs import example_batch
-
-        batch = example_batch(self.model, self.job.training)
         self._tape.section(section)
         with _one_line_errors(self.model_class, self.job):
-            self._loop.micro_step(batch)
+            # Every step moves the same batch to the device; on the CPU each has a batch of its own.
+            self._loop.micro_step(self._new_batch() if self._device == "cpu" else self._batch)
+
+    def _new_batch(self) -> Any:
+        from memsim.record.training.inputs import example_batch
+
+        return example_batch(self.model, self.job.training, changes=self.job.changes)
 
     def _zero_grad(self) -> None:
         self._tape.section("zero_grad")
