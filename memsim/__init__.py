@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memsim.dry_run.result import DryRun
     from memsim.errors import MemsimError
     from memsim.estimator import compare, estimate
+    from memsim.integrations.own import MeasuredSteps, measure_steps
     from memsim.live import compute_optimizer_size
     from memsim.optimizers.standalone import optimizer_state
     from memsim.results import Estimate, Estimates
@@ -27,6 +28,7 @@ _HOMES = {
     "DryRun": "memsim.dry_run.result",
     "Estimate": "memsim.results",
     "Estimates": "memsim.results",
+    "MeasuredSteps": "memsim.integrations.own",
     "MemsimError": "memsim.errors",
     "OptimizerConfig": "memsim.config",
     "ParameterGroup": "memsim.config",
@@ -35,6 +37,7 @@ _HOMES = {
     "compute_optimizer_size": "memsim.live",
     "estimate": "memsim.estimator",
     "load": "memsim.saved",
+    "measure_steps": "memsim.integrations.own",
     "optimizer_state": "memsim.optimizers.standalone",
 }
 
@@ -43,6 +46,7 @@ __all__ = [
     "DryRun",
     "Estimate",
     "Estimates",
+    "MeasuredSteps",
     "MemsimError",
     "OptimizerConfig",
     "ParameterGroup",
@@ -51,6 +55,7 @@ __all__ = [
     "compute_optimizer_size",
     "estimate",
     "load",
+    "measure_steps",
     "optimizer_state",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memsim import __version__
 from memsim.comparison import (
@@ -21,11 +21,10 @@ from memsim.comparison import (
 )
 from memsim.errors import UsageError, shown
 from memsim.ledger import Category, Phase
-from memsim.prediction import STATIC, PredictedPhase, Prediction, Totals, state_key
-from memsim.step import OutOfMemory, StepTrace
-from memsim.step.peaks import HeldTensor, Occupancy, PhasePeak, by_module, held_at, occupancy
-
-_WORDS = {category.value: category for category in Category}
+from memsim.prediction import STATIC, Prediction, state_key
+from memsim.step import AllocatorSettings, OutOfMemory, StepTrace
+from memsim.step.peaks import HeldTensor, Occupancy, by_module, held_at, occupancy
+from memsim.step.requests import PhaseRequests, Totals, block_bytes, requests_by_phase, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,7 @@ def compare_run(prediction: Prediction, measured: Measurement, *, tolerance: flo
         loop=measured.loop,
         versions=dict(measured.versions),
         num_steps=measured.num_steps,
-        rows=tuple(_rows(prediction, found.phases, measured.oom)),
+        rows=tuple(_rows(prediction, requests_by_phase(measured.trace), measured.oom)),
         peak=ComparedPeak(
             predicted_bytes=prediction.peak_allocated_bytes,
             measured_bytes=found.peak_allocated_bytes,
@@ -84,33 +83,29 @@ def compare_run(prediction: Prediction, measured: Measurement, *, tolerance: flo
         optimizer_state=tuple(_state(prediction, measured)),
         modules=_modules(prediction, measured, found),
         tolerance=float(tolerance),
-        notes=tuple(dict.fromkeys((*prediction.notes, *measured.notes))),
+        notes=tuple(dict.fromkeys((*prediction.notes, *measured.notes, *_unsplit(measured, found)))),
         oom=measured.oom,
         trace=measured.trace,
     )
 
 
-def _rows(prediction: Prediction, phases: Iterable[PhasePeak], oom: OutOfMemory | None) -> Iterator[ComparedRow]:
+def _rows(prediction: Prediction, phases: Iterable[PhaseRequests], oom: OutOfMemory | None) -> Iterator[ComparedRow]:
     predicted = {(phase.step, phase.phase): phase for phase in prediction.phases}
     for phase in phases:
         expected = predicted.get((phase.step, phase.phase))
-        if oom is not None and (phase.step, phase.phase) == (oom.step, oom.phase):
-            expected = None  # it did not come to its peak, nor to its end
-        yield from _rows_of(phase, "peak", phase.by_category, _peak_of(expected))
-        yield from _rows_of(phase, "end", phase.end_by_category, expected.end if expected is not None else None)
+        if expected is None or (oom is not None and (phase.step, phase.phase) == (oom.step, oom.phase)):
+            peak = end = None  # not predicted, or it came neither to its peak nor to its end
+        else:
+            peak, end = expected.peak, expected.end
+        yield from _rows_of(phase, "peak", phase.peak, peak)
+        yield from _rows_of(phase, "end", phase.end, end)
 
 
-def _peak_of(expected: PredictedPhase | None) -> Totals | None:
-    return expected.peak if expected is not None else None
-
-
-def _rows_of(
-    phase: PhasePeak, moment: Moment, measured: Mapping[str, int], predicted: Totals | None
-) -> Iterator[ComparedRow]:
+def _rows_of(phase: PhaseRequests, moment: Moment, measured: Totals, predicted: Totals | None) -> Iterator[ComparedRow]:
     predicted = predicted or {}
     total = sum(measured.values())
-    for name, category in _WORDS.items():
-        there, expected = measured.get(name, 0), predicted.get(category)
+    for category in Category:
+        there, expected = measured.get(category, 0), predicted.get(category)
         if there or expected:
             yield ComparedRow(
                 step=phase.step,
@@ -157,11 +152,12 @@ def _modules(prediction: Prediction, measured: Measurement, found: Occupancy) ->
     there: Iterable[HeldTensor] = found.held
     if prediction.held_at == "end":
         there = [tensor for tensor in _last_held(measured) if tensor.holder.category in STATIC]
-    expected, real = _by_module(prediction.held), _by_module(there)
+    settings = settings_of(measured.trace)
+    expected, real = _by_module(prediction.held, settings), _by_module(there, settings)
     return largest(
         ComparedModule(
             module=module,
-            category=_WORDS[name],
+            category=Category(name),
             predicted_bytes=expected.get((module, name), 0),
             measured_bytes=real.get((module, name), 0),
         )
@@ -169,7 +165,17 @@ def _modules(prediction: Prediction, measured: Measurement, found: Occupancy) ->
     )
 
 
-def _by_module(tensors: Iterable[HeldTensor]) -> dict[tuple[str, str], int]:
-    return {
-        (row.module, category): nbytes for row in by_module(tensors) for category, nbytes in row.by_category.items()
-    }
+def _by_module(tensors: Iterable[HeldTensor], settings: AllocatorSettings | None) -> dict[tuple[str, str], int]:
+    rounded = [replace(t, allocated_bytes=block_bytes(t.requested_bytes, settings)) for t in tensors]
+    return {(row.module, name): nbytes for row in by_module(rounded) for name, nbytes in row.by_category.items()}
+
+
+def _unsplit(measured: Measurement, found: Occupancy) -> Iterator[str]:
+    """Yield a sentence about what blocks at the peak took beyond their rounded requests."""
+    settings = settings_of(measured.trace)
+    rest = found.peak_allocated_bytes - sum(block_bytes(t.requested_bytes, settings) for t in found.held)
+    if rest > 0:
+        yield (
+            f"{rest:,} bytes of the measured peak are the rest of larger blocks that PyTorch did not split; they are "
+            "in no category."
+        )

@@ -47,9 +47,9 @@ class ComparedRow:
     category: Category
     """What the memory is for."""
     predicted_bytes: int | None
-    """Allocated bytes that were predicted; `None`: not predicted, so not judged."""
+    """Bytes of blocks that were predicted; `None`: not predicted, so not judged."""
     measured_bytes: int
-    """Allocated bytes that were there."""
+    """Bytes of the blocks that the requests were rounded up to; what PyTorch did not split off is not in them."""
     measured_total_bytes: int
     """The same of all categories."""
 
@@ -118,9 +118,9 @@ class ComparedModule:
     category: Category
     """What the memory is for."""
     predicted_bytes: int
-    """Allocated bytes that were predicted."""
+    """Bytes of blocks that were predicted."""
     measured_bytes: int
-    """Allocated bytes that were there."""
+    """Bytes of blocks that were there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +198,13 @@ class Comparison:
         """One sentence: passed, or what is wrong where."""
         if self.oom is not None and not self._oom_is_right:
             return f"It ran out of memory in step {self.oom.step}, {self.oom.phase.value}; {self._expected_peak}."
-        if not self.judged:
+        if not self._num_judged:
             return "Nothing was predicted, so nothing was judged."
         limit = f"{self.tolerance * 100:g}%"
         if self.passed:
-            return f"All {len(self.judged)} predicted figures are within {limit} of what was measured."
+            if not self.judged:
+                return f"The predicted peak is within {limit} of what was measured."
+            return f"All {self._num_judged} predicted figures are within {limit} of what was measured."
         largest_of = {row.category: row for row in reversed(self.wrong)}
         told = [_told(largest_of[kind]) for kind in self.wrong_categories if kind in largest_of]
         if not self.wrong:
@@ -213,6 +215,10 @@ class Comparison:
         if not self._peak_is_right:
             told.append(f"the peak ({_both(self.peak.predicted_bytes or 0, self.peak.measured_bytes)})")
         return f"Outside {limit}: {'; '.join(told)}."
+
+    @property
+    def _num_judged(self) -> int:
+        return len(self.judged) + (self.peak.predicted_bytes is not None)
 
     @property
     def _peak_is_right(self) -> bool:

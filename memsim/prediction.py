@@ -17,12 +17,9 @@ from memsim.optimizers.state import OptimizerState
 from memsim.optimizers.step import group_step_events, step_source
 from memsim.optimizers.step_event import StepEvent
 from memsim.step import AllocatorSettings, Holder, StepTrace
-from memsim.step.blocks import round_request
 from memsim.step.peaks import HeldTensor, occupancy
+from memsim.step.requests import Totals, block_bytes, requests_by_phase
 from memsim.tensors import TensorSpec
-
-Totals = Mapping[Category, int]
-"""Bytes per category; a category that is not there is not predicted."""
 
 STATIC = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 """Categories that follow from shapes alone."""
@@ -43,7 +40,7 @@ class PredictedPhase:
     phase: Phase
     """The phase."""
     peak: Totals | None = None
-    """Allocated bytes at the phase's peak; `None`: not predicted."""
+    """Bytes of blocks at the phase's peak; `None`, or a category that is not there: not predicted."""
     end: Totals | None = None
     """The same when the phase ended."""
 
@@ -72,16 +69,6 @@ class Prediction:
     """What was assumed and what is not predicted, in sentences."""
 
 
-def block_bytes(nbytes: int, settings: AllocatorSettings | None) -> int:
-    """Return what a tensor of `nbytes` takes: a block of the caching allocator, or itself where there is none.
-
-    Args:
-        nbytes: bytes of the tensor's storage; an empty one takes nothing.
-        settings: of CUDA's caching allocator; `None` for the CPU.
-    """
-    return nbytes if settings is None or nbytes == 0 else round_request(nbytes, settings)
-
-
 def prediction_of_trace(
     trace: StepTrace, *, model: str, config: TrainingConfig, notes: Sequence[str] = ()
 ) -> Prediction:
@@ -103,10 +90,10 @@ def prediction_of_trace(
             PredictedPhase(
                 step=phase.step,
                 phase=phase.phase,
-                peak=_complete(phase.by_category),
-                end=_complete(phase.end_by_category),
+                peak={category: phase.peak.get(category, 0) for category in Category},
+                end={category: phase.end.get(category, 0) for category in Category},
             )
-            for phase in found.phases
+            for phase in requests_by_phase(trace)
         ),
         held=found.held,
         held_at="peak",
@@ -120,10 +107,6 @@ def prediction_of_trace(
 def state_key(name: str) -> str:
     """Return the key of `optimizer.state[p]` in a holder's name or an entry's (`exp_avg.codes of h.0.attn.weight`)."""
     return _INNER.split(name.partition(" of ")[0], maxsplit=1)[0]
-
-
-def _complete(by_category: Mapping[str, int]) -> Totals:
-    return {category: by_category.get(category.value, 0) for category in Category}
 
 
 def static_prediction(

@@ -11,7 +11,7 @@ from memsim.config import OptimizerConfig, TrainingConfig
 from memsim.errors import OutputError, UsageError
 from memsim.ledger import Category, Phase
 from memsim.model import BufferSpec, ModelSpec, ParameterSpec, ParameterTable
-from memsim.prediction import block_bytes, prediction_of_trace, static_prediction
+from memsim.prediction import prediction_of_trace, static_prediction
 from memsim.step import (
     AllocatorSettings,
     AllocatorStats,
@@ -22,6 +22,7 @@ from memsim.step import (
     TraceDevice,
     TraceEvent,
 )
+from memsim.step.requests import block_bytes
 from memsim.tensors import TensorSpec
 
 MIB = 2**20

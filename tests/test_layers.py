@@ -25,6 +25,7 @@ ORDER = (
     ("simulated_run",),
     ("saved",),
     ("estimator", "dry_run", "snapshot", "report"),
+    ("integrations",),
     ("verifying",),
     ("cli",),
 )

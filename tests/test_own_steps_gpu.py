@@ -1,0 +1,148 @@
+"""A user's own steps on a CUDA device, which an imaginary GPU stands for: PyTorch's real CUDA build and allocator."""
+
+from __future__ import annotations
+
+from gpu_fixture import installation, on_gpu  # noqa: F401
+
+# ruff: noqa: F811
+
+SETUP = """
+import random
+import memsim
+from memsim.step.peaks import occupancy
+from memsim.integrations.module import ModuleRun, verify_module
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(300, 5000)
+        self.norm = torch.nn.BatchNorm1d(5000)
+        self.down = torch.nn.Linear(5000, 70)
+    def forward(self, x):
+        return self.down(torch.relu(self.norm(self.up(x))))
+
+def told(comparison):
+    wrong = [str(row) for row in comparison.judged if row.difference_bytes]
+    return {"passed": comparison.passed, "verdict": comparison.verdict, "wrong": wrong,
+            "device": comparison.device, "steps": comparison.num_steps,
+            "modules": [str(m) for m in comparison.modules],
+            "state": {s.name: [s.predicted_bytes, s.measured_bytes] for s in comparison.optimizer_state}}
+"""
+
+USED_BEFORE = """
+# A program that has been running for a while: blocks of many sizes, some freed, some of whose rest is in use again.
+random.seed(0)
+kept = []
+for _ in range(400):
+    kept.append(torch.empty(random.choice([3, 600, 70_000, 1_500_000, 9_000_000]), dtype=torch.uint8, device="cuda"))
+    if random.random() < 0.6:
+        kept.pop(random.randrange(len(kept)))
+"""
+
+
+def test_static_memory_and_the_optimizers_step_are_predicted_to_the_byte(on_gpu):
+    found = on_gpu(
+        SETUP
+        + """
+model = Net().cuda()
+result = {}
+for name, build in {
+    "AdamW": torch.optim.AdamW,
+    "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Adafactor": torch.optim.Adafactor,
+}.items():
+    result[name] = told(verify_module(model, build(model.parameters()), torch.randn(64, 300)))
+print(json.dumps(result))
+"""
+    )
+    # 300 x 5000 + 5000 + 2 x 5000 + 5000 x 70 + 70 float32; the step of foreach AdamW is on the host.
+    weights = 4 * (1_500_000 + 5000 + 10_000 + 350_000 + 70)
+    assert found["AdamW"]["state"] == {"exp_avg": [weights] * 2, "exp_avg_sq": [weights] * 2}
+    assert found["fused"]["state"]["step"] == [24, 24]
+    for name, one in found.items():
+        assert (one["modules"], one["device"], one["steps"]) == ([], "imaginary", 2), name
+    # The kernels of Adafactor's norms take scratch memory inside themselves, which no rule of its step has.
+    adafactor = found.pop("Adafactor")
+    assert all("Category.TEMPORARY" in row for row in adafactor["wrong"])
+    assert [(one["wrong"], one["passed"]) for one in found.values()] == [([], True)] * 3
+
+
+def test_a_program_that_has_run_before_is_measured_from_there_on(on_gpu):
+    found = on_gpu(
+        SETUP
+        + USED_BEFORE
+        + """
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+def step():
+    model(torch.randn(64, 300, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+step()
+result = []
+for _ in range(2):
+    before = torch.cuda.memory_stats()
+    torch.cuda.reset_peak_memory_stats()
+    with memsim.measure_steps(model, optimizer) as run:
+        step()
+        step()
+        stats = torch.cuda.memory_stats()
+    trace = run.measurement.trace
+    replayed = occupancy(trace)
+    result.append({
+        # The first batch is made before the first forward.
+        "found": [replayed.phases[0].end_allocated_bytes, before["allocated_bytes.all.current"] + 64 * 300 * 4],
+        "allocated": [replayed.phases[-1].end_allocated_bytes, stats["allocated_bytes.all.current"]],
+        "peak": [replayed.peak_allocated_bytes, stats["allocated_bytes.all.peak"]],
+        "requested": [replayed.peak_requested_bytes, stats["requested_bytes.all.peak"]],
+        "reserved": [replayed.peak_reserved_bytes, stats["reserved_bytes.all.peak"]],
+        **told(run.compare()),
+    })
+print(json.dumps(result))
+"""
+    )
+    for one in found:
+        for name in ("found", "allocated", "peak", "requested", "reserved"):
+            replayed, real = one[name]
+            assert replayed == real, name
+        assert (one["wrong"], one["passed"], one["steps"]) == ([], True, 2)
+
+
+def test_memory_that_runs_out_is_a_result_and_the_process_goes_on(on_gpu):
+    found = on_gpu(
+        SETUP
+        + """
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+before = torch.cuda.memory_allocated()
+comparison = verify_module(model, optimizer, torch.randn(64, 300))
+print(json.dumps({
+    **told(comparison), "phase": comparison.oom.phase.value, "asked": comparison.oom.asked_bytes,
+    "hooks": len(torch.nn.modules.module._global_forward_hooks),
+    "judged": sorted({row.phase.value for row in comparison.judged}),
+}))
+""",
+        # The weights take 7.5 MB of a segment of 20 MiB; with activations and gradients a second one is needed.
+        memory_bytes=26 * 2**20,
+    )
+    assert (found["passed"], found["phase"], found["hooks"]) == (False, "backward", 0)
+    assert found["verdict"] == "It ran out of memory in step 1, backward; a peak was not predicted."
+    assert (found["wrong"], found["judged"]) == ([], ["load"])
+
+
+def test_a_program_that_records_its_own_history_is_told_that_there_is_only_one(on_gpu):
+    found = on_gpu(
+        SETUP
+        + """
+model = Net().cuda()
+torch.cuda.memory._record_memory_history()
+kept = torch.zeros(10, device="cuda")
+try:
+    with memsim.measure_steps(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        pass
+except memsim.MemsimError as error:
+    print(json.dumps(str(error)))
+"""
+    )
+    assert "recorded already" in found
