@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 from memsim.ledger import Phase
 from memsim.step.fit import Point, monomials_at
-from memsim.step.fold import Body, Folded, FoldedSection, FoldedStack, Form, HolderForm, PairForm, Run, Target
+from memsim.step.fold import Body, Folded, FoldedSection, FoldedStack, HolderForm, PairForm, Run, Target
 from memsim.step.layers import Text, name_of
 from memsim.step.reduction import Processors
 from memsim.step.rules import bytes_of, scratch_of
 from memsim.step.section import Section, SectionEvent
 from memsim.step.sorting import SORTED_ABOVE
 from memsim.step.trace import Holder
+from memsim.tensors import Shape
 
 
 class _Row(NamedTuple):
@@ -25,8 +27,10 @@ class _Row(NamedTuple):
     """Which of the body's allocations; -1 for the free of another body's or section's."""
     nbytes: int
     phase: Phase
-    holder: HolderForm | None
-    slot: Text | None
+    form: int
+    """Which of the body's holders; -1: none."""
+    text: int
+    """Which of the body's slots; -1: none."""
     target: Target | None
 
 
@@ -36,6 +40,10 @@ class _Worked:
 
     rows: tuple[_Row, ...]
     """Its events."""
+    forms: tuple[HolderForm, ...]
+    """Its holders."""
+    texts: tuple[Text, ...]
+    """Its slots."""
     num_allocs: int
     """Allocations among them."""
     by_tag: Mapping[str, int]
@@ -56,6 +64,7 @@ class _Values:
         self._monomials = monomials
         self._processors = processors
         self._bodies: dict[int, _Worked] = {}
+        self._shapes: dict[int, Shape] = {}
 
     def body(self, body: Body) -> _Worked:
         worked = self._bodies.get(id(body))
@@ -64,30 +73,50 @@ class _Values:
         return worked
 
     def holder(self, form: HolderForm, module: str, name: str) -> Holder:
-        shape = tuple(size.at(self._monomials) for size in form.shape) if form.shape is not None else None
-        return replace(form.holder, module=module, name=name, shape=shape)
+        shape = self._shapes.get(id(form), ())
+        if shape == () and form.shape is not None:
+            shape = self._shapes[id(form)] = tuple(size.at(self._monomials) for size in form.shape)
+        known = form.holder
+        return Holder(
+            category=known.category,
+            module=module,
+            name=name,
+            op=known.op,
+            shape=shape if form.shape is not None else None,
+            dtype=known.dtype,
+        )
 
     def _work_out(self, body: Body) -> _Worked:
         rows: list[_Row] = []
         by_tag: dict[str, int] = {}
+        forms: dict[HolderForm | None, int] = {None: -1}
+        texts: dict[Text | None, int] = {None: -1}
         num_allocs = 0
         for form in body:
-            happens = form.condition is None or form.condition.at(self._monomials) > SORTED_ABOVE
-            if not happens:
+            if form.condition is not None and form.condition.at(self._monomials) <= SORTED_ABOVE:
                 continue
+            text = texts.setdefault(form.slot, len(texts) - 1)
             if form.nbytes is None:
-                rows.append(_Row("free", -1, 0, form.phase, None, form.slot, form.target))
+                rows.append(_Row("free", -1, 0, form.phase, -1, text, form.target))
             else:
                 nbytes = bytes_of(form.nbytes, self._monomials, self._processors)
-                rows.append(_Row("alloc", num_allocs, nbytes, form.phase, form.holder, form.slot, None))
+                holder = forms.setdefault(form.holder, len(forms) - 1)
+                rows.append(_Row("alloc", num_allocs, nbytes, form.phase, holder, text, None))
                 by_tag[form.tag] = num_allocs
                 num_allocs += 1
             for pair in form.pairs:
                 found = self._pair(pair)
                 if found is not None:
-                    rows += _pair_rows(found, pair, form, num_allocs)
+                    holders = [forms.setdefault(h, len(forms) - 1) for h in (pair.outer_holder, pair.inner_holder)]
+                    rows += _pair_rows(found, holders, form.phase, num_allocs)
                     num_allocs += 2
-        return _Worked(rows=tuple(rows), num_allocs=num_allocs, by_tag=by_tag)
+        return _Worked(
+            rows=tuple(rows),
+            forms=tuple(form for form in forms if form is not None),
+            texts=tuple(text for text in texts if text is not None),
+            num_allocs=num_allocs,
+            by_tag=by_tag,
+        )
 
     def _pair(self, pair: PairForm) -> tuple[int, int] | None:
         if pair.reduction is not None:
@@ -100,13 +129,12 @@ class _Values:
         )
 
 
-def _pair_rows(nbytes: tuple[int, int], pair: PairForm, form: Form, first: int) -> list[_Row]:
-    outer, inner = nbytes
+def _pair_rows(nbytes: tuple[int, int], holders: Sequence[int], phase: Phase, first: int) -> list[_Row]:
     return [
-        _Row("alloc", first, outer, form.phase, pair.outer_holder, None, None),
-        _Row("alloc", first + 1, inner, form.phase, pair.inner_holder, None, None),
-        _Row("free", first + 1, 0, form.phase, None, None, None),
-        _Row("free", first, 0, form.phase, None, None, None),
+        _Row("alloc", first, nbytes[0], phase, holders[0], -1, None),
+        _Row("alloc", first + 1, nbytes[1], phase, holders[1], -1, None),
+        _Row("free", first + 1, 0, phase, -1, -1, None),
+        _Row("free", first, 0, phase, -1, -1, None),
     ]
 
 
@@ -150,29 +178,30 @@ class _Writer:
         return [(number, run.bodies[stack.body_index(number, depth)]) for number in numbers]
 
     def _write(self, worked: _Worked, here: int, base: int) -> None:
-        made, events, left, depths = self._made, self._events, self._left, self._depths
+        holders = [self._holder(form, here) for form in worked.forms]
+        slots = [name_of(text, here, self._depths) for text in worked.texts]
+        made, append = self._made, self._events.append
+        new = partial(tuple.__new__, SectionEvent)
         for action, local, nbytes, phase, form, text, target in worked.rows:
-            slot = name_of(text, here, depths) if text is not None else ""
+            slot = slots[text] if text >= 0 else ""
             if action == "alloc":
                 key = base + local
-                holder = self._holder(form, here) if form is not None else None
+                holder = holders[form] if form >= 0 else None
                 if slot:
-                    left[slot] = key
+                    self._left[slot] = key
                 made.append((nbytes, holder))
-                events.append(SectionEvent("alloc", key, nbytes, phase, holder, slot))
-                continue
-            key = base + local if local >= 0 else self._key_of(target, here)
-            freed, holder = made[key] if key >= 0 else (0, None)
-            events.append(SectionEvent("free", key, freed, phase, holder, slot))
+                append(new((action, key, nbytes, phase, holder, slot)))
+            elif local < 0 and target is None:
+                append(new((action, -1, 0, phase, None, slot)))
+            else:
+                key = base + local if target is None else self._key_of(target, here)
+                append(new((action, key, made[key][0], phase, made[key][1], slot)))
 
-    def _key_of(self, target: Target | None, here: int) -> int:
-        if target is None:
-            return -1
-        number = 0
-        if target.place is not None:
-            number = target.place.number(here, self._depths[self._runs[target.run].stack])
-        base, worked = self._begun[target.run][number]
-        return base + worked.by_tag[target.tag]
+    def _key_of(self, target: Target, here: int) -> int:
+        run, place, tag = target
+        number = place.number(here, self._depths[self._runs[run].stack]) if place is not None else 0
+        base, worked = self._begun[run][number]
+        return base + worked.by_tag[tag]
 
     def _holder(self, form: HolderForm, here: int) -> Holder:
         module, name = name_of(form.module, here, self._depths), name_of(form.name, here, self._depths)

@@ -92,6 +92,8 @@ class RuleFinder:
         self.processors = processors
         self.monomials = [monomials_at(point) for point in points]
         self._polynomials: dict[tuple[int, ...], Polynomial | None] = {}
+        self._storages: dict[tuple[int, ...], Rule | None] = {}
+        self._reductions: dict[tuple[object, ...], ReductionRule | None] = {}
         self._recent: list[Rule] = []
 
     def polynomial(self, values: tuple[int, ...]) -> Polynomial | None:
@@ -104,8 +106,12 @@ class RuleFinder:
     def bytes_rule(self, values: tuple[int, ...]) -> Rule | None:
         """Return the rule of the bytes of a block; what came shortly before says how many ids there are."""
         polynomial = self.polynomial(values)
-        rule = Rule("polynomial", polynomial) if polynomial is not None else self._rounded(values)
-        rule = rule or self._storage(values)
+        if polynomial is not None:
+            rule: Rule | None = Rule("polynomial", polynomial)
+        else:
+            if values not in self._storages:
+                self._storages[values] = self._rounded(values) or self._storage(values)
+            rule = self._storages[values]
         if rule is not None:
             self._recent = [*self._recent[-11:], rule]
         return rule
@@ -154,6 +160,12 @@ class RuleFinder:
             result_bytes: of the block that was made just before; the result is that or an earlier one.
             seen: at each point.
         """
+        key = (result_bytes, *seen)
+        if key not in self._reductions:  # every layer has the same
+            self._reductions[key] = self._found_reduction(result_bytes, seen)
+        return self._reductions[key]
+
+    def _found_reduction(self, result_bytes: tuple[int, ...], seen: Sequence[Scratch | None]) -> ReductionRule | None:
         recent = [rule for rule in reversed(self._recent) if rule.kind == "polynomial"]
         blocks = [tuple(rule.items.at(m) for m in self.monomials) for rule in recent]
         results = list(dict.fromkeys([result_bytes, *blocks[:NEAR]]))
@@ -171,7 +183,7 @@ class RuleFinder:
     def _reduction(
         self, outputs: Polynomial, inputs: Iterable[Polynomial], seen: Sequence[Scratch | None], width: int
     ) -> ReductionRule | None:
-        """Return the reduction to `outputs` results that explains what was seen; its sums have `width` bytes if not 0."""
+        """Return the reduction to `outputs` results that explains what was seen; sums have `width` bytes if not 0."""
         for count in inputs:
             for form in _FORMS:
                 rule = ReductionRule(outputs, count, form)
