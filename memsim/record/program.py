@@ -16,8 +16,9 @@ from memsim.step.program import LENGTH_PERIOD, StepProgram, difference, regimes_
 from memsim.step.reduction import Processors
 from memsim.step.section import Section
 
-TRUE_TOKENS = 2**17
-"""Tokens of a batch up to which its ids have their true values on the imaginary GPU (memsim/record/watch/values.py)."""
+USUAL_TOKENS = 2**15
+"""Tokens of a batch that a program reaches to, however few were asked for. Up to 2**17 ids have their true values on
+the imaginary GPU (memsim/record/watch/values.py), and tensors of 2 GiB, which are worked on in pieces, are rare yet."""
 USUAL_LENGTH = 4096
 """Tokens that a program reaches to if the model takes them, however short the sequences are that were asked for."""
 USUAL_BATCH = 64
@@ -68,7 +69,7 @@ def points_for(wanted: Range) -> list[Point]:
         points.append(Point(batches[index % 4], length))
     points += [Point(batches[(index + 2) % 4], length) for index, length in enumerate(lengths[:3])]
     points += [Point(2, lengths[0]), Point(2, lengths[-1]), Point(batches[-1], lengths[0])]
-    points.append(Point(max(min(batches[-1], TRUE_TOKENS // max(lengths[-1], 1)), asked.batch_size), lengths[-1]))
+    points.append(Point(max(min(batches[-1], USUAL_TOKENS // max(lengths[-1], 1)), asked.batch_size), lengths[-1]))
     if len(lengths) == 1:
         points += [Point(batch, lengths[0]) for batch in (4, 12, 32)]
     return list(dict.fromkeys(points))

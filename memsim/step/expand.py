@@ -11,7 +11,7 @@ from memsim.ledger import Phase
 from memsim.step.fit import Point, monomials_at
 from memsim.step.fold import Body, Folded, FoldedSection, FoldedStack, HolderForm, PairForm, Run, Target
 from memsim.step.layers import Text, name_of
-from memsim.step.reduction import Processors
+from memsim.step.reduction import Processors, Scratch
 from memsim.step.rules import bytes_of, scratch_of
 from memsim.step.section import Section, SectionEvent
 from memsim.step.sorting import SORTED_ABOVE
@@ -64,7 +64,7 @@ class _Values:
         self._monomials = monomials
         self._processors = processors
         self._bodies: dict[int, _Worked] = {}
-        self._shapes: dict[int, Shape] = {}
+        self._shapes: dict[int, Shape | None] = {}
 
     def body(self, body: Body) -> _Worked:
         worked = self._bodies.get(id(body))
@@ -73,16 +73,16 @@ class _Values:
         return worked
 
     def holder(self, form: HolderForm, module: str, name: str) -> Holder:
-        shape = self._shapes.get(id(form), ())
-        if shape == () and form.shape is not None:
-            shape = self._shapes[id(form)] = tuple(size.at(self._monomials) for size in form.shape)
+        if id(form) not in self._shapes:
+            sizes = form.shape
+            self._shapes[id(form)] = None if sizes is None else tuple(size.at(self._monomials) for size in sizes)
         known = form.holder
         return Holder(
             category=known.category,
             module=module,
             name=name,
             op=known.op,
-            shape=shape if form.shape is not None else None,
+            shape=self._shapes[id(form)],
             dtype=known.dtype,
         )
 
@@ -105,9 +105,8 @@ class _Values:
                 by_tag[form.tag] = num_allocs
                 num_allocs += 1
             for pair in form.pairs:
-                found = self._pair(pair)
-                if found is not None:
-                    holders = [forms.setdefault(h, len(forms) - 1) for h in (pair.outer_holder, pair.inner_holder)]
+                holders = [forms.setdefault(h, len(forms) - 1) for h in (pair.outer_holder, pair.inner_holder)]
+                for found in self._pairs(pair):
                     rows += _pair_rows(found, holders, form.phase, num_allocs)
                     num_allocs += 2
         return _Worked(
@@ -118,18 +117,16 @@ class _Values:
             by_tag=by_tag,
         )
 
-    def _pair(self, pair: PairForm) -> tuple[int, int] | None:
+    def _pairs(self, pair: PairForm) -> tuple[Scratch, ...]:
         if pair.reduction is not None:
             return scratch_of(pair.reduction, self._monomials, self._processors)
         assert pair.outer is not None
         assert pair.inner is not None
-        return (
-            bytes_of(pair.outer, self._monomials, self._processors),
-            bytes_of(pair.inner, self._monomials, self._processors),
-        )
+        both = (bytes_of(rule, self._monomials, self._processors) for rule in (pair.outer, pair.inner))
+        return (Scratch(*both),)
 
 
-def _pair_rows(nbytes: tuple[int, int], holders: Sequence[int], phase: Phase, first: int) -> list[_Row]:
+def _pair_rows(nbytes: Scratch, holders: Sequence[int], phase: Phase, first: int) -> list[_Row]:
     return [
         _Row("alloc", first, nbytes[0], phase, holders[0], -1, None),
         _Row("alloc", first + 1, nbytes[1], phase, holders[1], -1, None),

@@ -151,43 +151,38 @@ class _Fitter:
         return known if len(known) == len(rules) else None
 
     def _pairs(self, event: AlignedEvent) -> tuple[PairRule, ...]:
-        counts = {len(pairs) for pairs in event.pairs}
-        if counts == {0}:
+        """Return the rules of the pairs after an event: some that are always there, and those of one reduction."""
+        fewest, most = min(map(len, event.pairs)), max(map(len, event.pairs))
+        if most == 0:
             return ()
-        if len(counts) == 1:
-            return tuple(self._always(event, column) for column in zip(*event.pairs, strict=True))
-        if max(counts) - min(counts) == 1:
-            for place in range(max(counts)):
-                rules = self._with_optional(event, place, max(counts))
-                if rules is not None:
-                    return rules
+        if fewest == most and all(self._is_polynomial(column) for column in zip(*event.pairs, strict=True)):
+            return tuple(self._always(column) for column in zip(*event.pairs, strict=True))
+        for first in range(fewest + 1):
+            for last in range(fewest - first + 1):
+                middle = [pairs[first : len(pairs) - last] for pairs in event.pairs]
+                reduction = self._reduction(event, middle)
+                if reduction is not None:
+                    before = zip(*(pairs[:first] for pairs in event.pairs), strict=True)
+                    after = zip(*(pairs[len(pairs) - last :] for pairs in event.pairs), strict=True)
+                    return (*map(self._always, before), reduction, *map(self._always, after))
+        if fewest == most:
+            return tuple(self._always(column) for column in zip(*event.pairs, strict=True))
         raise NotFittedError(f"the scratch memory of {_named(event.holder)} follows no rule that memsim knows.")
 
-    def _with_optional(self, event: AlignedEvent, place: int, most: int) -> tuple[PairRule, ...] | None:
-        """Return the rules if the pair at `place` is the one that is not always there."""
-        rows = [list(pairs) if len(pairs) == most else [*pairs[:place], None, *pairs[place:]] for pairs in event.pairs]
-        columns: list[list[Pair | None]] = [list(column) for column in zip(*rows, strict=True)]
-        optional = self._reduction(event, columns[place])
-        if optional is None:
-            return None
-        return tuple(
-            optional if index == place else self._always(event, [pair for pair in column if pair is not None])
-            for index, column in enumerate(columns)
+    def _is_polynomial(self, pairs: Sequence[Pair]) -> bool:
+        find = self._finder((True,) * len(self._points)).polynomial
+        return all(
+            find(values) is not None
+            for values in (tuple(p.outer.nbytes for p in pairs), tuple(p.inner.nbytes for p in pairs))
         )
 
-    def _always(self, event: AlignedEvent, pairs: Sequence[Pair]) -> PairRule:
+    def _always(self, pairs: Sequence[Pair]) -> PairRule:
         """Return the rule of a pair that is there at every point."""
         everywhere = (True,) * len(self._points)
-        finder = self._finder(everywhere)
-        outer, inner = tuple(p.outer.nbytes for p in pairs), tuple(p.inner.nbytes for p in pairs)
-        if finder.polynomial(outer) is None or finder.polynomial(inner) is None:
-            reduction = self._reduction(event, pairs)
-            if reduction is not None:
-                return reduction
         outer_holder, inner_holder = self._pair_holders(pairs)
         return PairRule(
-            self._rule(everywhere, outer, pairs[0].outer.holder),
-            self._rule(everywhere, inner, pairs[0].inner.holder),
+            self._rule(everywhere, tuple(pair.outer.nbytes for pair in pairs), pairs[0].outer.holder),
+            self._rule(everywhere, tuple(pair.inner.nbytes for pair in pairs), pairs[0].inner.holder),
             None,
             outer_holder,
             inner_holder,
@@ -201,14 +196,15 @@ class _Fitter:
             self._holder(most_told(inner), [h.shape if h is not None else None for h in inner]),
         )
 
-    def _reduction(self, event: AlignedEvent, pairs: Sequence[Pair | None]) -> PairRule | None:
-        """Return the rule of the scratch memory of a reduction whose result the event before it allocates."""
+    def _reduction(self, event: AlignedEvent, pairs: Sequence[Sequence[Pair]]) -> PairRule | None:
+        """Return the rule of the scratch memory of a reduction whose result was allocated here or shortly before."""
         result = tuple(value for value in event.nbytes if value is not None)
         if event.action != "alloc" or len(result) < len(event.nbytes):
             return None
-        seen = [Scratch(pair.outer.nbytes, pair.inner.nbytes) if pair is not None else None for pair in pairs]
+        seen = [tuple(Scratch(p.outer.nbytes, p.inner.nbytes) for p in launches) for launches in pairs]
         rule = self._finder((True,) * len(pairs)).reduction(result, seen)
-        return None if rule is None else PairRule(None, None, rule, *self._pair_holders(pairs))
+        firsts = [launches[0] if launches else None for launches in pairs]
+        return None if rule is None else PairRule(None, None, rule, *self._pair_holders(firsts))
 
 
 def _named(holder: Holder | None) -> str:

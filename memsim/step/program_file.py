@@ -69,7 +69,7 @@ class _Tables:
     def _reduction(self, rule: ReductionRule) -> list[Any]:
         form = rule.form
         sizes = [self.polynomials.index(rule.outputs), self.polynomials.index(rule.inputs)]
-        return [*sizes, form.accumulator_bytes, form.contiguous, form.vector]
+        return [*sizes, form.value_bytes, form.accumulator_bytes, form.contiguous, form.vector]
 
     def _pair(self, pair: PairForm) -> list[Any]:
         holders = [self.holders.index(pair.outer_holder), self.holders.index(pair.inner_holder)]
@@ -185,8 +185,8 @@ def _holder_of(row: list[Any], polynomials: list[Polynomial], texts: list[Text])
 
 
 def _reduction_of(row: list[Any], polynomials: list[Polynomial]) -> ReductionRule:
-    outputs, inputs, accumulator_bytes, contiguous, vector = row
-    form = ReductionForm(accumulator_bytes=accumulator_bytes, contiguous=contiguous, vector=vector)
+    outputs, inputs, value, accumulator, contiguous, vector = row
+    form = ReductionForm(value_bytes=value, accumulator_bytes=accumulator, contiguous=contiguous, vector=vector)
     return ReductionRule(polynomials[outputs], polynomials[inputs], form)
 
 

@@ -19,6 +19,8 @@ MIN_VALUES = 16
 """Values that a thread adds at least before a reduction is spread over blocks."""
 MAX_VALUES = 256
 """Values per thread from which on it is spread."""
+MAX_OFFSET = 2**31 - 1
+"""Bytes up to which a kernel reaches with 32-bit offsets."""
 VECTORIZED_FROM = 128
 """Contiguous values from which on a thread loads several at once."""
 
@@ -63,6 +65,8 @@ class Scratch(NamedTuple):
 class ReductionForm:
     """What about a reduction does not depend on its sizes."""
 
+    value_bytes: int
+    """Bytes of one value (`sizeof(scalar_t)`)."""
     accumulator_bytes: int
     """Bytes of one partial result (`sizeof(arg_t)`)."""
     contiguous: bool
@@ -71,11 +75,23 @@ class ReductionForm:
     """Values that a thread loads at once (1, 2, 4, 8): of one result if `contiguous`, else of as many results."""
 
 
-def scratch(num_outputs: int, num_inputs: int, form: ReductionForm, processors: Processors) -> Scratch | None:
+def scratch(num_outputs: int, num_inputs: int, form: ReductionForm, processors: Processors) -> tuple[Scratch, ...]:
     """Return the scratch memory of a reduction of `num_inputs` values for each of `num_outputs` results.
 
-    It holds where the tensor's bytes can be counted in 31 bits; larger ones are reduced in pieces.
+    A tensor whose bytes cannot be counted in 31 bits is reduced in pieces, one launch after the other
+    (`TensorIteratorBase::with_32bit_indexing`, aten/src/ATen/TensorIterator.cpp @2.13).
     """
+    if num_outputs * num_inputs * form.value_bytes > MAX_OFFSET + form.value_bytes - 1 and num_inputs > 1:
+        half = num_inputs // 2
+        return (
+            *scratch(num_outputs, half, form, processors),
+            *scratch(num_outputs, num_inputs - half, form, processors),
+        )
+    found = _launch(num_outputs, num_inputs, form, processors)
+    return () if found is None else (found,)
+
+
+def _launch(num_outputs: int, num_inputs: int, form: ReductionForm, processors: Processors) -> Scratch | None:
     output_vector = 1 if form.contiguous else form.vector
     while num_outputs % output_vector:
         output_vector //= 2  # `get_output_vec_size`

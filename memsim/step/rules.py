@@ -58,13 +58,14 @@ def bytes_of(rule: Rule, monomials: Sequence[int], processors: Processors) -> in
     return unit * (min(items, rows) if rule.kind == "rows" else sorting.num_segments(items, rows))
 
 
-def scratch_of(rule: ReductionRule, monomials: Sequence[int], processors: Processors) -> Scratch | None:
-    """Return what a reduction needs where the monomials have these values."""
+def scratch_of(rule: ReductionRule, monomials: Sequence[int], processors: Processors) -> tuple[Scratch, ...]:
+    """Return what each launch of a reduction needs where the monomials have these values."""
     return scratch(rule.outputs.at(monomials), rule.inputs.at(monomials), rule.form, processors)
 
 
 _FORMS = tuple(
-    ReductionForm(accumulator_bytes=size, contiguous=contiguous, vector=vector)
+    ReductionForm(value_bytes=value, accumulator_bytes=size, contiguous=contiguous, vector=vector)
+    for value in (4, 2, 8)
     for contiguous in (False, True)
     for size in (4, 8, 16)
     for vector in ((4, 8, 1) if contiguous else (4, 2, 1))
@@ -153,7 +154,7 @@ class RuleFinder:
             for monomials, value in zip(self.monomials, values, strict=True)
         )
 
-    def reduction(self, result_bytes: tuple[int, ...], seen: Sequence[Scratch | None]) -> ReductionRule | None:
+    def reduction(self, result_bytes: tuple[int, ...], seen: Sequence[tuple[Scratch, ...]]) -> ReductionRule | None:
         """Return the reduction that took the scratch memory that was seen.
 
         Args:
@@ -165,7 +166,9 @@ class RuleFinder:
             self._reductions[key] = self._found_reduction(result_bytes, seen)
         return self._reductions[key]
 
-    def _found_reduction(self, result_bytes: tuple[int, ...], seen: Sequence[Scratch | None]) -> ReductionRule | None:
+    def _found_reduction(
+        self, result_bytes: tuple[int, ...], seen: Sequence[tuple[Scratch, ...]]
+    ) -> ReductionRule | None:
         recent = [rule for rule in reversed(self._recent) if rule.kind == "polynomial"]
         blocks = [tuple(rule.items.at(m) for m in self.monomials) for rule in recent]
         results = list(dict.fromkeys([result_bytes, *blocks[:NEAR]]))
@@ -175,19 +178,20 @@ class RuleFinder:
                     widths = _ITEMSIZES if any_dtypes else (itemsize,)
                     counts = (self._shared(block, width, outputs) for width in widths for block in blocks)
                     inputs = dict.fromkeys([*filter(None, counts), *map(_monomial, _COUNTED)])
-                    found = self._reduction(outputs, inputs, seen, 0 if any_dtypes else max(itemsize, 4))
+                    found = self._reduction(outputs, inputs, seen, 0 if any_dtypes else itemsize)
                     if found is not None:
                         return found
         return None
 
     def _reduction(
-        self, outputs: Polynomial, inputs: Iterable[Polynomial], seen: Sequence[Scratch | None], width: int
+        self, outputs: Polynomial, inputs: Iterable[Polynomial], seen: Sequence[tuple[Scratch, ...]], itemsize: int
     ) -> ReductionRule | None:
-        """Return the reduction to `outputs` results that explains what was seen; sums have `width` bytes if not 0."""
+        """Return the reduction to `outputs` results that explains what was seen; of that dtype if it is not 0."""
         for count in inputs:
             for form in _FORMS:
                 rule = ReductionRule(outputs, count, form)
-                if width in {0, form.accumulator_bytes} and all(
+                wanted = not itemsize or (form.value_bytes, form.accumulator_bytes) == (itemsize, max(itemsize, 4))
+                if wanted and all(
                     scratch_of(rule, monomials, self.processors) == one
                     for monomials, one in zip(self.monomials, seen, strict=True)
                 ):

@@ -29,6 +29,7 @@ MAX_FILE_BYTES = 16 * 2**20
 MAX_CONTENT_BYTES = 256 * 2**20
 """What a file may unpack to: a small file can claim to hold anything."""
 _SUFFIX = ".json.gz"
+_UNUSABLE = (OSError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, OutputError)
 
 
 class ProgramStore:
@@ -56,16 +57,7 @@ class ProgramStore:
             if data.get("key") != _plain(key):
                 raise OutputError("it is of another model or version")
             program = program_of(data["program"])
-        except (
-            OSError,
-            EOFError,
-            zlib.error,
-            ValueError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-            OutputError,
-        ) as error:
+        except _UNUSABLE as error:
             self.notes.append(f"The stored step program {path.name} cannot be used ({_short(error)}): recorded anew.")
             return None
         with suppress(OSError):
