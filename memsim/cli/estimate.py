@@ -29,7 +29,7 @@ def command(*, model: str, configs: list[TrainingConfig], details: bool, strict:
     """
     estimates = estimate_all(model, configs, progress=output.note)
     if strict:
-        _require_certainty(estimates)
+        require_certainty(estimates)
     output.write(
         table=lambda width, color: render_estimates(estimates, details=details, width=width, color=color),
         data=lambda: (estimates[0] if len(estimates) == 1 else estimates).to_dict(details=details),
@@ -37,7 +37,8 @@ def command(*, model: str, configs: list[TrainingConfig], details: bool, strict:
     )
 
 
-def _require_certainty(estimates: Estimates) -> None:
+def require_certainty(estimates: Estimates) -> None:
+    """Raise an error if anything was assumed or is not modelled, for `--strict`."""
     unsure = [s for e in estimates for s in (*e.assumptions, *(f"Not modelled: {u.what}." for u in e.unmodeled))]
     if unsure:
         raise MemsimError(f"--strict: {' '.join(dict.fromkeys(unsure))}\nLeave --strict out to get the figures.")
