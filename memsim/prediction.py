@@ -68,6 +68,14 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """What was assumed and what is not predicted, in sentences."""
 
+    @property
+    def least_bytes(self) -> int:
+        """The predicted peak; where there is none, the most that is predicted for one moment, so a lower bound."""
+        if self.peak_reserved_bytes is not None or self.peak_allocated_bytes is not None:
+            return max(self.peak_reserved_bytes or 0, self.peak_allocated_bytes or 0)
+        moments = [totals for phase in self.phases for totals in (phase.peak, phase.end) if totals is not None]
+        return max((sum(totals.values()) for totals in moments), default=0)
+
 
 def prediction_of_trace(
     trace: StepTrace, *, model: str, config: TrainingConfig, notes: Sequence[str] = ()
