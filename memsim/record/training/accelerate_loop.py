@@ -6,6 +6,7 @@ from typing import Any
 
 from memsim.config import TrainingConfig
 from memsim.errors import MissingPackageError
+from memsim.record.training import stepping
 from memsim.record.training.losses import LossFunction, call, loss_of
 from memsim.record.training.optimizer import build_optimizer
 
@@ -46,6 +47,7 @@ class AccelerateLoop:
         )
         self.model: Any = self.accelerator.prepare(model)
         self._prepared = None if self.optimizer is None else self.accelerator.prepare(self.optimizer)
+        stepping.begin(self.optimizer)
         self._loss_function = loss_function
         self._batch: Any = None
         self._loss: Any = None
@@ -56,7 +58,10 @@ class AccelerateLoop:
 
         self._batch = send_to_device(batch, self.accelerator.device)
         self._loss = loss_of(call(self.model, self._batch), self._batch, self._loss_function)
-        self.accelerator.backward(self._loss)
+        told = stepping.backward_options(self.optimizer)
+        if stepping.updates_in_backward(self.optimizer):
+            told["learning_rate"] = stepping.LEARNING_RATE
+        self.accelerator.backward(self._loss, **told)
 
     def optimizer_step(self) -> None:
         """Clip gradients as the configuration says, and step the optimizer."""
@@ -64,7 +69,12 @@ class AccelerateLoop:
         if self.training.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.training.max_grad_norm)
         if self._prepared is not None:
-            self._prepared.step()
+            stepping.step(self.optimizer, self._again, through=self._prepared)
+
+    def _again(self) -> Any:
+        self.zero_grad()
+        self.micro_step(self._batch)
+        return self._loss
 
     def zero_grad(self) -> None:
         """Clear the gradients as the configuration says."""

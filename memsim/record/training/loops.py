@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from memsim.config import TrainingConfig
 from memsim.errors import UsageError
+from memsim.record.training import stepping
 from memsim.record.training.accelerate_loop import AccelerateLoop
 from memsim.record.training.inputs import to_device
 from memsim.record.training.losses import LossFunction, call, loss_of
@@ -58,6 +59,7 @@ class PlainLoop:
         self.training = training
         self.device = next(model.parameters()).device
         self.optimizer = build_optimizer(model, training.optimizer) if with_optimizer else None
+        stepping.begin(self.optimizer)
         scaled = training.autocast == "float16"
         self._scaler = torch.amp.GradScaler(self.device.type) if scaled else None
         self._loss_function = loss_function
@@ -72,7 +74,10 @@ class PlainLoop:
         num_batches = self.training.gradient_accumulation_steps
         if num_batches > 1:
             self._loss = self._loss / num_batches
-        (self._loss if self._scaler is None else self._scaler.scale(self._loss)).backward()
+        if self._scaler is None:
+            stepping.backward(self.optimizer, self._loss)
+        else:
+            self._scaler.scale(self._loss).backward()
 
     def optimizer_step(self) -> None:
         """Clip gradients as the configuration says, and step the optimizer."""
@@ -86,10 +91,15 @@ class PlainLoop:
         if self.optimizer is None:
             return
         if self._scaler is None:
-            self.optimizer.step()
+            stepping.step(self.optimizer, self._again)
         else:
             self._scaler.step(self.optimizer)
             self._scaler.update()
+
+    def _again(self) -> Any:
+        self.zero_grad()
+        self.micro_step(self._batch)
+        return self._loss
 
     def zero_grad(self) -> None:
         """Clear the gradients as the configuration says."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from memsim.config import TrainingConfig
-from memsim.optimizers import names
+from memsim.config import OptimizerConfig, TrainingConfig
+from memsim.errors import UsageError
+from memsim.optimizers import names, resolve_optimizer
 from memsim.record.architecture import quiet
 from memsim.record.training.accelerate_loop import clean_state, on_cpu
-from memsim.record.training.optimizer import build_optimizer
+from memsim.record.training.optimizer import build_optimizer, given_arguments, optimizer_class
+from memsim.record.training.optimizer_groups import wants_model
 
 TRAINER_CLIPS_AT = 1.0
 """`TrainingArguments.max_grad_norm` (training_args.py @transformers 5.24)."""
+_SCHEDULE_STEPS = 1000
+"""Steps of the learning rate's schedule; no byte depends on it."""
 
 
 class TrainerLoop:
@@ -46,9 +52,11 @@ class TrainerLoop:
     def _prepare(self, with_optimizer: bool) -> None:
         trainer = self.trainer
         if with_optimizer:
-            trainer.create_optimizer()
+            with _refusals(self.training):
+                trainer.create_optimizer()
             self.model, trainer.optimizer = trainer.accelerator.prepare(self.model, trainer.optimizer)
-            self.optimizer = trainer.optimizer.optimizer
+            self.optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+            trainer.create_scheduler(num_training_steps=_SCHEDULE_STEPS)
         else:
             self.model = trainer.accelerator.prepare(self.model)
         trainer.model_wrapped = self.model
@@ -83,15 +91,86 @@ class TrainerLoop:
         self._folder.cleanup()
 
 
-def _trainer(model: Any, training: TrainingConfig, folder: str, *, max_steps: int) -> Any:
-    from transformers import Trainer
+def run_trainer(
+    model: Any, training: TrainingConfig, batch: Mapping[str, Any], *, num_steps: int, callbacks: Sequence[Any] = ()
+) -> Any:
+    """Train with the whole of `Trainer.train()`, every micro-batch a copy of `batch`, and return the Trainer.
 
-    own = names().get(training.optimizer.name)
-    by_name = own is not None and own.framework == "transformers" and not training.optimizer.groups
-    optimizer = None if by_name else build_optimizer(model, training.optimizer)
-    arguments = trainer_arguments(training, folder, max_steps=max_steps, cpu=on_cpu(model))
-    with quiet():
-        return Trainer(model=model, args=arguments, optimizers=(optimizer, None))
+    Nothing is saved, logged or reported. The optimizer is `trainer.optimizer`, as Accelerate wraps it.
+
+    Args:
+        model: a model of transformers on its device.
+        training: precision, checkpointing, clipping, accumulation and the optimizer.
+        batch: on the CPU.
+        num_steps: optimizer steps.
+        callbacks: `transformers.TrainerCallback`s.
+
+    Raises:
+        MissingPackageError: transformers' Trainer needs a package that is not installed.
+        UsageError: the Trainer does not build such an optimizer.
+    """
+    clean_state()
+    num_examples = training.batch_size * training.gradient_accumulation_steps * num_steps
+    with tempfile.TemporaryDirectory(prefix="memsim-") as folder:
+        trainer = _trainer(model, training, folder, max_steps=num_steps)
+        trainer.train_dataset = range(num_examples)
+        trainer.data_collator = lambda _examples: dict(batch)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        with quiet():
+            trainer.train()
+    return trainer
+
+
+def _trainer(model: Any, training: TrainingConfig, folder: str, *, max_steps: int) -> Any:
+    from transformers import PrinterCallback, Trainer
+
+    options: dict[str, Any] = {}
+    if not _by_name(training.optimizer):
+        chosen = class_and_arguments(training.optimizer)
+        known = inspect.signature(Trainer.__init__).parameters
+        if chosen is not None and "optimizer_cls_and_kwargs" in known:
+            options["optimizer_cls_and_kwargs"] = chosen
+        else:
+            options["optimizers"] = (build_optimizer(model, training.optimizer), None)
+    with quiet(), _refusals(training):
+        arguments = trainer_arguments(training, folder, max_steps=max_steps, cpu=on_cpu(model))
+        trainer = Trainer(model=model, args=arguments, **options)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _by_name(optimizer: OptimizerConfig) -> bool:
+    """Return whether the Trainer builds the optimizer from its own name alone."""
+    own = names().get(optimizer.name)
+    plain = not optimizer.groups and not optimizer.args and optimizer.impl is None
+    return plain and own is not None and own.framework == "transformers"
+
+
+def class_and_arguments(optimizer: OptimizerConfig) -> tuple[Any, dict[str, Any]] | None:
+    """Return class and arguments of a Trainer's name with arguments of the user's; `None` where groups are special.
+
+    The Trainer then makes its own groups, with and without weight decay.
+    """
+    own = names().get(optimizer.name)
+    resolved = resolve_optimizer(optimizer.name, optimizer.args, optimizer.impl)
+    special = {"target_modules", "adam_patterns"} & set(resolved.rule.own_arguments)
+    if own is None or own.framework != "transformers" or optimizer.groups or special or wants_model(resolved):
+        return None
+    return optimizer_class(resolved.rule.class_path, resolved.rule.package), given_arguments(resolved)
+
+
+@contextmanager
+def _refusals(training: TrainingConfig) -> Iterator[None]:
+    """Say in one line what the Trainer refuses."""
+    try:
+        yield
+    except (ValueError, ImportError, RuntimeError, NotImplementedError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"the Trainer refuses this training (optim={training.optimizer.name!r}, autocast={training.autocast!r}): "
+            f"{said}\nChange what it names, or take --loop plain."
+        ) from error
 
 
 def trainer_arguments(training: TrainingConfig, folder: str, *, max_steps: int, cpu: bool) -> Any:
@@ -101,7 +180,6 @@ def trainer_arguments(training: TrainingConfig, folder: str, *, max_steps: int, 
     known = inspect.signature(TrainingArguments.__init__).parameters
     recompute = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     limit = training.max_grad_norm
-    own = names().get(training.optimizer.name)
     options: dict[str, Any] = {
         "output_dir": folder,
         "per_device_train_batch_size": training.batch_size,
@@ -120,8 +198,7 @@ def trainer_arguments(training: TrainingConfig, folder: str, *, max_steps: int, 
         "dataloader_pin_memory": False,
         "use_cpu": cpu,
     }
-    if own is not None and own.framework == "transformers":
-        options["optim"] = own.name
+    if _by_name(training.optimizer):
+        options["optim"] = training.optimizer.name
         options["optim_target_modules"] = "all-linear"
-    with quiet():
-        return TrainingArguments(**options)
+    return TrainingArguments(**options)
