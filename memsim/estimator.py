@@ -12,20 +12,17 @@ from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError, shown
 from memsim.model import ModelSpec
 from memsim.optimizers import Assignment, OptimizerRule, assign, resolve_groups, resolve_optimizer, state_of
+from memsim.optimizers.state import OptimizerState
 from memsim.optimizers.step_peaks import StepPeaks
+from memsim.prediction import TRAINER_GRAD_NORM
+from memsim.programs import StepFinder, StepSource, checked_source, default_source
 from memsim.record.training.lengths import default_seq_len
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
 from memsim.typed import read_data
+from memsim.whole_step import Step, no_step, whole_step
 
 _OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl", "parameter_groups")
-
-_NOT_RECORDED = Unmodeled(
-    what="activations, workspaces, CUDA context",
-    where="static total",
-    reason="only what stays allocated between steps is counted so far, which batch size, length, autocast, "
-    "checkpointing and attention do not change; the peak of a whole step is higher.",
-)
 
 
 def training_config(**options: Any) -> TrainingConfig:
@@ -86,13 +83,17 @@ def _texts(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-def estimate(model: object, config: TrainingConfig | None = None, **options: Any) -> Estimate:
+def estimate(
+    model: object, config: TrainingConfig | None = None, *, step: StepSource | None = None, **options: Any
+) -> Estimate:
     """Return the memory of one training step of `model`.
 
     Args:
         model: a catalog name, a hub id, a folder, a `torch.nn.Module`, a `transformers.PretrainedConfig`, or a
             `ModelSpec`.
         config: every choice at once; or give them as `options`.
+        step: where forward and backward come from: `auto`, `stored`, `record` or `off`; `None` is what the environment
+            says (`MEMSIM_STEP`), else `auto`.
         options: the fields of `TrainingConfig` by name, and `optimizer`, `optimizer_args`, `optimizer_impl`,
             `parameter_groups`:
             `estimate("gpt2", optimizer="adafactor", dtype="bfloat16", freeze=["transformer.wte"])`.
@@ -102,6 +103,17 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
         ModelError: the model cannot be resolved.
         UsageError: an option that cannot be.
     """
+    config = chosen_config(model, config, options)
+    with StepFinder(chosen_source(step)) as finder:
+        return estimate_spec(model_spec(model, config), config, finder)
+
+
+def chosen_config(model: object, config: TrainingConfig | None, options: dict[str, Any]) -> TrainingConfig:
+    """Return the training that a function of memsim was given: as a whole, or as options.
+
+    Raises:
+        UsageError: both, or an option that cannot be.
+    """
     if config is not None and options:
         raise UsageError("give either a TrainingConfig or options, not both.")
     if is_built_optimizer(options.get("optimizer")):
@@ -109,15 +121,16 @@ def estimate(model: object, config: TrainingConfig | None = None, **options: Any
     config = training_config(**options) if config is None else config
     if not isinstance(config, TrainingConfig):
         raise UsageError(f"config must be a TrainingConfig, not {shown(config)}.")
-    return _estimate(model_spec(model, config), config)
+    return config
 
 
-def compare(model: object, optimizers: Iterable[Any], **options: Any) -> Estimates:
+def compare(model: object, optimizers: Iterable[Any], *, step: StepSource | None = None, **options: Any) -> Estimates:
     """Return one estimate per optimizer; the model is resolved once.
 
     Args:
         model: as for `estimate`.
         optimizers: names, `OptimizerConfig`s or optimizer objects over the parameters of `model`.
+        step: as for `estimate`.
         options: as for `estimate`.
 
     Raises:
@@ -131,15 +144,23 @@ def compare(model: object, optimizers: Iterable[Any], **options: Any) -> Estimat
     given = [config_of_built(each, model) if is_built_optimizer(each) else each for each in optimizers]
     if not given:
         raise UsageError("optimizers is empty: name at least one, for example 'adamw_torch'.")
-    return estimate_all(model, [training_config(**{**options, "optimizer": each}) for each in given])
+    return estimate_all(model, [training_config(**{**options, "optimizer": each}) for each in given], step=step)
 
 
 def estimate_all(
-    model: object, configs: Sequence[TrainingConfig], *, progress: Callable[[str], None] | None = None
+    model: object,
+    configs: Sequence[TrainingConfig],
+    *,
+    step: StepSource | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Estimates:
     """Return one estimate per configuration of the same model, task, dtype and frozen parameters.
 
-    `progress` is called with a sentence before each wait for the network.
+    Args:
+        model: as for `estimate`.
+        configs: what differs between them is optimizer, allocator and GPU.
+        step: as for `estimate`.
+        progress: is called with a sentence before each wait, for the network or a recording.
 
     Raises:
         ModelError: the model cannot be resolved.
@@ -149,7 +170,17 @@ def estimate_all(
         resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
         resolve_groups(config.optimizer)
     spec = model_spec(model, configs[0], progress)
-    return Estimates(tuple(_estimate(spec, config) for config in configs))
+    with StepFinder(chosen_source(step), progress) as finder:
+        return Estimates(tuple(estimate_spec(spec, config, finder) for config in configs))
+
+
+def chosen_source(step: StepSource | None) -> StepSource:
+    """Return where forward and backward come from: what was asked for, else what the environment says.
+
+    Raises:
+        UsageError: it is none of the words.
+    """
+    return default_source() if step is None else checked_source(step)
 
 
 def model_spec(model: object, config: TrainingConfig, progress: Callable[[str], None] | None = None) -> ModelSpec:
@@ -165,12 +196,14 @@ def model_spec(model: object, config: TrainingConfig, progress: Callable[[str], 
 
 def resolved(config: TrainingConfig, spec: ModelSpec, args: Mapping[str, Any]) -> TrainingConfig:
     """Return the training with nothing left to the model or to defaults: task, dtype, optimizer arguments, length."""
+    clips_by_itself = config.loop == "trainer" and config.max_grad_norm is None
     return replace(
         config,
         task=spec.task or config.task,
         dtype=spec.dtype,
         optimizer=replace(config.optimizer, args=args),
         seq_len=config.seq_len or _default_length(spec),
+        max_grad_norm=TRAINER_GRAD_NORM if clips_by_itself else config.max_grad_norm,
     )
 
 
@@ -188,45 +221,75 @@ def _all_facts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _all_facts(value)
 
 
-def _estimate(spec: ModelSpec, config: TrainingConfig) -> Estimate:
-    trainable = spec.table.trainable
+def estimate_spec(spec: ModelSpec, config: TrainingConfig, finder: StepFinder) -> Estimate:
+    """Return the memory of one training step of a model that is resolved already.
+
+    Raises:
+        UsageError: an option that cannot be.
+        ModelError: the step was to be recorded, and the model cannot be.
+    """
     parts = assign(config.optimizer, spec.table)
     optimizer, state, step = parts[-1][0], state_of(parts), StepPeaks(parts)
+    config = resolved(config, spec, optimizer.args)
     unknown = tuple(
         Unmodeled(what=f"temporaries of {name}.step()", where="optimizer step", reason=f"{reason}.")
         for name, reason in dict(step.unmodelled()).items()
     )
+    whole = _whole_step(spec, config, parts, finder)
     return Estimate(
         memsim_version=__version__,
-        model=ModelSummary(
-            name=spec.name,
-            source=spec.source,
-            model_class=spec.model_class,
-            num_parameters=spec.table.num_parameters,
-            num_trainable_parameters=sum(p.tensor.numel for p in trainable),
-            num_parameter_tensors=spec.table.num_parameter_tensors,
-        ),
-        config=resolved(config, spec, optimizer.args),
+        model=_model_summary(spec),
+        config=config,
         optimizer=OptimizerSummary(
             class_path=optimizer.rule.class_path, source=_source(optimizer.rule), ignores=optimizer.rule.ignores
         ),
-        assumptions=(*spec.assumptions, *_fused_backward(parts)),
-        unmodeled=(_NOT_RECORDED, *unknown),
-        static=StaticMemory(
-            parameter_bytes=spec.table.parameter_bytes,
-            buffer_bytes=spec.table.buffer_bytes,
-            gradient_bytes=sum(
-                p.tensor.nbytes
-                for optimizer, parameters in parts
-                for p in parameters
-                if p.requires_grad and not optimizer.gradients_live_one_at_a_time
-            ),
-            optimizer_state_bytes=state.device_bytes,
-            optimizer_state_num_elements=state.num_elements,
-            optimizer_state_host_bytes=state.host_bytes,
-        ),
+        assumptions=(*spec.assumptions, *_fused_backward(parts), *(whole.assumptions if whole.whole else ())),
+        unmodeled=(*whole.unmodeled, *unknown),
+        static=_static(spec, parts, state),
         optimizer_step=None if unknown else step,
         optimizer_state=state,
+        whole_step=whole.whole,
+        fit=whole.fit,
+    )
+
+
+def _whole_step(spec: ModelSpec, config: TrainingConfig, parts: Assignment, finder: StepFinder) -> Step:
+    """Return the whole step as far as it is known."""
+    for optimizer, given in parts:
+        if optimizer.gradients_live_one_at_a_time and given:
+            reason = f"{optimizer.name} updates parameters inside backward, where no step of it was recorded."
+            return no_step(Unmodeled(what="the peak of the step", where="static total", reason=reason))
+    found = finder.find(spec, config)
+    if isinstance(found, Unmodeled):
+        return no_step(found)
+    step = whole_step(found.sections, parts, config, found.recorded)
+    return replace(step, assumptions=(*found.assumptions, *step.assumptions))
+
+
+def _model_summary(spec: ModelSpec) -> ModelSummary:
+    return ModelSummary(
+        name=spec.name,
+        source=spec.source,
+        model_class=spec.model_class,
+        num_parameters=spec.table.num_parameters,
+        num_trainable_parameters=spec.table.num_trainable_parameters,
+        num_parameter_tensors=spec.table.num_parameter_tensors,
+    )
+
+
+def _static(spec: ModelSpec, parts: Assignment, state: OptimizerState) -> StaticMemory:
+    return StaticMemory(
+        parameter_bytes=spec.table.parameter_bytes,
+        buffer_bytes=spec.table.buffer_bytes,
+        gradient_bytes=sum(
+            p.tensor.nbytes
+            for optimizer, parameters in parts
+            for p in parameters
+            if p.requires_grad and not optimizer.gradients_live_one_at_a_time
+        ),
+        optimizer_state_bytes=state.device_bytes,
+        optimizer_state_num_elements=state.num_elements,
+        optimizer_state_host_bytes=state.host_bytes,
     )
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from memsim.comparing import Measurement, compare_run
 from memsim.comparison import DEFAULT_TOLERANCE, Comparison
 from memsim.config import TrainingConfig
-from memsim.errors import MissingPackageError, UsageError, shown
+from memsim.cuda_context import cuda_context
+from memsim.errors import MemsimError, MissingPackageError, UsageError, shown
 from memsim.estimator import model_spec, resolved
+from memsim.ledger import Phase
 from memsim.model import ModelSpec
-from memsim.optimizers import resolve_optimizer
-from memsim.prediction import Prediction, static_prediction
+from memsim.optimizers import assign, resolve_optimizer
+from memsim.prediction import Prediction, prediction_of_trace, static_prediction
+from memsim.programs import FoundStep, Progress, StepFinder, StepSource
 from memsim.record.job import RecordJob
 from memsim.record.recorder import Recorded, Recorder
-from memsim.step import AllocatorSettings
-from memsim.whole_step import chosen_gpu
+from memsim.results import Unmodeled
+from memsim.simulation import Script, compose
+from memsim.snapshot_file import read_snapshot, trace_of_snapshot
+from memsim.step import AllocatorSettings, StepTrace
+from memsim.whole_step import NO_LIMIT_BYTES, chosen_gpu, simulate_on, unmodelled_steps
 
 VerifyDevice = Literal["cuda", "imaginary", "cpu"]
 """A real GPU, PyTorch's CUDA build on an imaginary one, or the CPU, on which the step is really computed."""
@@ -27,8 +32,7 @@ VerifyDevice = Literal["cuda", "imaginary", "cpu"]
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """What NVIDIA's driver puts there on Linux, and Windows' in WSL."""
 
-Progress = Callable[[str], None]
-"""Is told what begins, in a few words."""
+_ONLY_PEAKS = "A log does not say what a block was for: only the peaks are compared."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,45 @@ class VerifyOptions:
             raise UsageError(f"device must be one of {allowed}, not {shown(self.device)}.")
         if not 1 <= self.num_steps <= 100:
             raise UsageError(f"steps must be 1 to 100, not {self.num_steps}.")
+
+
+def verify_snapshot(
+    model: object,
+    config: TrainingConfig,
+    options: VerifyOptions,
+    path: str,
+    *,
+    source: StepSource = "auto",
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare a log of the user's own GPU with what is predicted of a step: its peaks, whatever ran before it.
+
+    Args:
+        model: what was trained; see `verify_by_name`.
+        config: how it was trained.
+        options: how close; nothing runs here.
+        path: a file of `torch.cuda.memory._dump_snapshot`.
+        source: where forward and backward come from.
+        progress: is told what begins.
+
+    Raises:
+        SnapshotFileError: the file is no snapshot, is damaged, or asks for code to run.
+        MemsimError: it holds no history, or no whole step can be predicted.
+    """
+    found = trace_of_snapshot(read_snapshot(path))
+    spec, config = _resolved(model, config, progress)
+    prediction = predicted(spec, config, options, "cuda", source=source, progress=progress)
+    if prediction.peak_allocated_bytes is None:
+        raise MemsimError(f"a log is compared with whole steps. {prediction.notes[-1]}")
+    measured = Measurement(
+        trace=found.trace,
+        device="cuda",
+        loop=prediction.config.loop,
+        num_steps=max((span.step for span in found.trace.spans if span.phase is Phase.OPTIMIZER_STEP), default=0),
+        notes=(*found.notes, _ONLY_PEAKS),
+    )
+    # Which tensor a block held is not in such a file, so that categories are not compared.
+    return compare_run(replace(prediction, phases=(), held=()), measured, tolerance=options.tolerance)
 
 
 def first_device() -> VerifyDevice:
@@ -70,7 +113,12 @@ def first_device() -> VerifyDevice:
 
 
 def verify_by_name(
-    model: object, config: TrainingConfig, options: VerifyOptions, *, progress: Progress | None = None
+    model: object,
+    config: TrainingConfig,
+    options: VerifyOptions,
+    *,
+    source: StepSource = "auto",
+    progress: Progress | None = None,
 ) -> Comparison:
     """Run real steps of a model and compare them with what was predicted before.
 
@@ -78,51 +126,69 @@ def verify_by_name(
         model: a catalog name, a hub id, a folder, or a `transformers.PretrainedConfig`.
         config: the training.
         options: where, how many steps, how close.
+        source: where the prediction's forward and backward come from; without them the static part is predicted.
         progress: is told what begins.
 
     Raises:
         MissingPackageError: there is no torch, no transformers, or no CUDA build of torch.
         ModelError: the model cannot be resolved or built, or fails with such a batch.
     """
-    optimizer = resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
-    spec = model_spec(model, config, progress)
-    return verify_spec(spec, resolved(config, spec, optimizer.args), options, progress=progress)
-
-
-def verify_spec(
-    spec: ModelSpec,
-    config: TrainingConfig,
-    options: VerifyOptions,
-    *,
-    predict: Callable[[VerifyDevice], Prediction] | None = None,
-    progress: Progress | None = None,
-) -> Comparison:
-    """Run real steps of a model and compare them with what was predicted before.
-
-    Args:
-        spec: the model; its `config` must be complete enough to build it.
-        config: the training.
-        options: where, how many steps, how close.
-        predict: makes the prediction for a device; by default the static part alone is predicted.
-        progress: is told what begins.
-
-    Raises:
-        MissingPackageError: there is no torch, no transformers, or no CUDA build of torch.
-        ModelError: the model cannot be built, or fails with such a batch.
-    """
     device = options.device or first_device()
-    prediction = predict(device) if predict is not None else predicted_statically(spec, config, options, device)
+    spec, config = _resolved(model, config, progress)
+    prediction = predicted(spec, config, options, device, source=source, progress=progress)
     job = RecordJob(config=dict(spec.config), training=config, kind="run", num_steps=options.num_steps)
     measured = _measure(device, job, progress or (lambda _text: None))
     return compare_run(prediction, measured, tolerance=options.tolerance)
 
 
-def predicted_statically(
-    spec: ModelSpec, config: TrainingConfig, options: VerifyOptions, device: VerifyDevice
+def predicted(
+    spec: ModelSpec,
+    config: TrainingConfig,
+    options: VerifyOptions,
+    device: VerifyDevice,
+    *,
+    source: StepSource = "auto",
+    progress: Progress | None = None,
 ) -> Prediction:
-    """Return what follows from shapes alone, in blocks of the caching allocator where the device has one."""
-    settings = None if device == "cpu" else AllocatorSettings()
-    return static_prediction(spec, config, num_steps=options.num_steps, settings=settings)
+    """Return what is expected of the steps: all of it where a step program tells, else what follows from shapes.
+
+    The CPU has no caching allocator and other kernels than a GPU, so that there only the static part is predicted.
+    """
+    if device == "cpu":
+        return static_prediction(spec, config, num_steps=options.num_steps, settings=None)
+    with StepFinder(source, progress) as finder:
+        found = finder.find(spec, config)
+    parts = assign(config.optimizer, spec.table)
+    reason = found.reason if isinstance(found, Unmodeled) else next(unmodelled_steps(parts), "")
+    if isinstance(found, Unmodeled) or reason:
+        static = static_prediction(spec, config, num_steps=options.num_steps, settings=AllocatorSettings())
+        return replace(static, notes=(*static.notes, f"Whole steps are not predicted: {reason}"))
+    script = compose(found.sections, parts, config, num_steps=options.num_steps)
+    context_bytes = cuda_context(chosen_gpu(config).name).nbytes if device == "cuda" else 0
+    trace = _simulated(script, config, found, context_bytes)
+    notes = (*spec.assumptions, *found.assumptions)
+    return prediction_of_trace(trace, model=spec.name, config=config, notes=notes)
+
+
+def _simulated(script: Script, config: TrainingConfig, found: FoundStep, context_bytes: int) -> StepTrace:
+    """Return the steps on the named GPU where they fit there, else on one without end."""
+    sizes = [(NO_LIMIT_BYTES, 0)]
+    if config.gpu is not None:
+        sizes.insert(0, (chosen_gpu(config).memory_bytes, context_bytes))
+    for total_bytes, taken in sizes:
+        run = simulate_on(
+            script, config, found.recorded, total_bytes=total_bytes, context_bytes=taken, keep_events=True
+        )
+        if run.oom is None:
+            break
+    assert run.trace is not None, "its events were kept"
+    return run.trace
+
+
+def _resolved(model: object, config: TrainingConfig, progress: Progress | None) -> tuple[ModelSpec, TrainingConfig]:
+    optimizer = resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
+    spec = model_spec(model, config, progress)
+    return spec, resolved(config, spec, optimizer.args)
 
 
 def _measure(device: VerifyDevice, job: RecordJob, progress: Progress) -> Measurement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from memsim.allocator import AllocatorConfig
@@ -10,7 +10,8 @@ from memsim.config import TrainingConfig
 from memsim.cuda_context import CudaContext, cuda_context
 from memsim.gpus import GPU, find_gpu
 from memsim.optimizers import Assignment
-from memsim.results import Fit, Recorded, WholeStep
+from memsim.optimizers.step import step_source
+from memsim.results import Fit, Recorded, Unmodeled, WholeStep
 from memsim.simulation import Script, Simulation, compose, replay
 from memsim.step.section import Section, SectionName
 from memsim.step.trace import TraceDevice
@@ -26,12 +27,30 @@ NO_LIMIT_BYTES = 2**20 * GIB
 class Step:
     """A whole step and whether it fits."""
 
-    whole: WholeStep
-    """Peaks, phases, holders."""
+    whole: WholeStep | None
+    """Peaks, phases, holders; `None` where they are not known."""
     fit: Fit | None
     """Whether it fits on the GPU that was named."""
     assumptions: tuple[str, ...]
     """What was assumed about the GPU."""
+    unmodeled: tuple[Unmodeled, ...] = ()
+    """What is not in the figures."""
+
+
+def no_step(why: Unmodeled) -> Step:
+    """Return the step of which nothing but that is known."""
+    return Step(whole=None, fit=None, assumptions=(), unmodeled=(why,))
+
+
+def unmodelled_steps(parts: Assignment) -> Iterator[str]:
+    """Yield why a whole step cannot be composed of forward, backward and these optimizers."""
+    for optimizer, given in parts:
+        if optimizer.gradients_live_one_at_a_time and given:
+            yield f"{optimizer.name} updates parameters inside backward, where no step of it was recorded."
+            continue
+        reason = step_source(optimizer, [p for p in given if p.requires_grad]).reason if given else ""
+        if reason:
+            yield f"temporaries of {optimizer.name}.step() are not known: {reason}."
 
 
 def chosen_gpu(config: TrainingConfig) -> GPU:

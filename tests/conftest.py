@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
+os.environ["MEMSIM_STEP"] = "off"
+"""Tests ask for a recorded step where they want one; else each estimate would start PyTorch on an imaginary GPU."""
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 

@@ -19,6 +19,8 @@ _COMMANDS = {
     "imaginary-gpu": "memsim.cli.imaginary_gpu",
     "optimizers": "memsim.cli.optimizers",
     "report": "memsim.cli.report",
+    "simulate": "memsim.cli.simulate",
+    "verify": "memsim.cli.verify",
 }
 
 

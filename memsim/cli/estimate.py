@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from memsim.cli.options import model_argument, step_options
+from memsim.cli.options import model_argument, step_options, step_source_option
 from memsim.cli.output import Output, output_options
+from memsim.cli.progress import progress
 from memsim.config import TrainingConfig
-from memsim.errors import MemsimError
+from memsim.errors import MemsimError, UsageError
 from memsim.estimator import estimate_all
+from memsim.programs import StepSource
 from memsim.report.estimates import render_estimates
 from memsim.results import Estimates
+
+_DOES_NOT_FIT = 3
 
 
 @click.command("estimate", short_help="Memory of one training step.")
 @model_argument
 @step_options
-@click.option("--details", is_flag=True, help="List every state entry of every parameter.")
-@click.option(
-    "--strict", is_flag=True, help="Fail if anything was assumed or is not modelled (activations never are, so far)."
-)
+@step_source_option
+@click.option("--fits", is_flag=True, help="Exit with 3 if it does not fit on the GPU of --gpu.")
+@click.option("--details", is_flag=True, help="List every phase, and every state entry of every parameter.")
+@click.option("--strict", is_flag=True, help="Fail if anything was assumed or is not modelled.")
 @output_options
-def command(*, model: str, configs: list[TrainingConfig], details: bool, strict: bool, output: Output) -> None:
-    """Tell how much memory one training step of MODEL takes, before anything runs.
+def command(
+    *,
+    model: str,
+    configs: list[TrainingConfig],
+    step: StepSource | None,
+    fits: bool,
+    details: bool,
+    strict: bool,
+    output: Output,
+) -> None:
+    """Tell how much memory one training step of MODEL takes, before anything runs: its peak, and what holds it.
 
     MODEL is a catalog name (distilbert-base-cased; see 'memsim catalog'), a hub id (org/name, org/name@revision) or
-    a folder that holds config.json. Several --optimizer compare side by side.
+    a folder that holds config.json. Several --optimizer or --alloc-conf compare side by side. Forward and backward are
+    recorded once on an imaginary GPU ('memsim imaginary-gpu install') and kept; other batches and lengths, optimizers
+    and GPUs of the same kind then need no new recording.
     """
-    estimates = estimate_all(model, configs, progress=output.note)
+    if fits and configs[0].gpu is None:
+        raise UsageError("--fits needs a GPU: name it with --gpu, as in --gpu 'RTX 4090' or --gpu 24GiB.")
+    with progress(output) as tell:
+        estimates = estimate_all(model, configs, step=step, progress=tell)
     if strict:
         require_certainty(estimates)
     output.write(
@@ -35,6 +55,17 @@ def command(*, model: str, configs: list[TrainingConfig], details: bool, strict:
         data=lambda: (estimates[0] if len(estimates) == 1 else estimates).to_dict(details=details),
         frame=lambda: estimates.to_frame(details=details),
     )
+    if fits:
+        _require_fit(estimates)
+
+
+def _require_fit(estimates: Estimates) -> None:
+    """End with exit code 3 where an estimate does not fit, and as an error where that is not known."""
+    unknown = [estimate for estimate in estimates if estimate.fit is None]
+    if unknown:
+        raise MemsimError(f"--fits: whether it fits is not known. {unknown[0].unmodeled[0].reason}")
+    if not all(estimate.fit.fits for estimate in estimates if estimate.fit is not None):
+        sys.exit(_DOES_NOT_FIT)
 
 
 def require_certainty(estimates: Estimates) -> None:

@@ -28,6 +28,7 @@ from memsim.config import (
 )
 from memsim.errors import UsageError, shown
 from memsim.estimator import training_config
+from memsim.programs import ENVIRONMENT_VARIABLE, StepSource
 from memsim.typed import read_data
 
 
@@ -127,6 +128,14 @@ _STEP_OPTIONS = (
         metavar="FILE",
         help="JSON or TOML file with the options above as keys.",
     ),
+)
+
+
+step_source_option = click.option(
+    "--step",
+    type=click.Choice(get_args(StepSource)),
+    help="Forward and backward: 'auto' takes a stored program or records one where it can, 'stored' and 'record' do "
+    f"only that, 'off' leaves them out [default: {ENVIRONMENT_VARIABLE}, else auto].",
 )
 
 

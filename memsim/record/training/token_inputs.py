@@ -30,7 +30,7 @@ def token_batch(asked: BatchRequest) -> MadeBatch:
     """
     length = token_length(asked)
     shape: tuple[int, ...] = (asked.batch_size, length)
-    said = [f"Sequences of {length:,} tokens, none of them padding."]
+    said = ["No token of a sequence is padding."]
     if asked.task == "multiple-choice":
         num_choices = asked.changes.get("num_choices", NUM_CHOICES)
         shape = (asked.batch_size, num_choices, length)
