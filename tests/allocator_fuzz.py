@@ -1,8 +1,9 @@
 """Random requests to PyTorch's allocator and to memsim's, compared after every one; runs on an imaginary GPU.
 
-The environment's `CASES` is a list of `{"name", "conf", "total_bytes", "num_operations", "seed"}` and options. Each
-case runs in a fork of its own, as PyTorch takes some settings only before its allocator is made. Prints a JSON object:
-what each case saw, or its first difference.
+The environment's `CASES` is a list of `{"name", "conf", "total_bytes", "num_operations", "seed"}` and options;
+`model_conf` and `model_version` make memsim's allocator another one. Each case runs in a fork of its own, as PyTorch
+takes some settings only before its allocator is made. Prints a JSON object: what each case saw, or its first
+difference.
 """
 
 import contextlib
@@ -39,9 +40,9 @@ class Both:
         self.memory = DeviceMemory(total, first_address=self.device.igpu_arena())
         self.events = []
         self.model = CachingAllocator(
-            AllocatorConfig.parse(case["conf"]),
+            AllocatorConfig.parse(case.get("model_conf", case["conf"])),
             total_bytes=total,
-            torch_version=torch.__version__,
+            torch_version=case.get("model_version", torch.__version__),
             driver=self.memory,
             sink=lambda *event: self.events.append(event),
         )
