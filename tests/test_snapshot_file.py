@@ -9,6 +9,8 @@ import time
 
 import pytest
 from gpu_fixture import installation, on_gpu  # noqa: F401
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memsim.allocator import BlockState, SegmentState
 from memsim.errors import MemsimError, UsageError
@@ -324,6 +326,30 @@ def refused(path, message=""):
     assert time.process_time() - start < 1
     assert len(str(caught.value)) < 500
     return str(caught.value)
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()
+PLAIN = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.lists(inner).map(tuple),
+    max_leaves=30,
+)
+
+
+@given(PLAIN, st.sampled_from([2, 3, 4, 5]))
+@settings(deadline=None)
+def test_plain_data_come_back_as_they_were_pickled(data, protocol):
+    assert read_plain_pickle(pickle.dumps(data, protocol=protocol)) == data
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None, max_examples=300)
+def test_no_bytes_lead_anywhere_but_to_plain_data_or_a_refusal(noise):
+    try:
+        found = read_plain_pickle(b"\x80\x04" + noise + b".")
+    except SnapshotFileError:
+        return
+    assert type(found) in {type(None), bool, int, float, str, list, dict, tuple}
 
 
 class Attack:
