@@ -16,7 +16,8 @@ from memsim.gpus import find_gpu
 from memsim.ledger import Category, Phase
 from memsim.record.job import job_of
 from memsim.record.recorder import Recorder
-from memsim.step.peaks import occupancy
+from memsim.record.training.totals import record_totals
+from memsim.step.peaks import held_at, occupancy
 from memsim.units import MIB
 
 pytest.importorskip("transformers", minversion="5.0")
@@ -185,6 +186,66 @@ def test_out_of_memory_is_a_result_and_the_next_job_starts_clean():
     assert recorded.trace.stats.num_ooms == 1
     assert small.oom is None
     assert small.num_steps == 2
+
+
+TOTALS = """
+from dataclasses import asdict
+from memsim.record.job import job_of
+from memsim.record.training.totals import record_totals
+from memsim.record.watch.values import Values
+
+values = Values(torch)
+print(json.dumps([asdict(one) for one in record_totals(job_of(json.loads(JOB)), "cuda")]))
+"""
+
+
+def test_totals_of_a_device_without_history_are_those_of_the_recording(recorder, on_gpu):  # noqa: F811
+    wanted = JOBS["llama"]
+    totals = on_gpu(f"JOB = {json.dumps(wanted.to_dict())!r}\n{TOTALS}")
+    trace = recorder.record(wanted).trace
+    ends = [start.event_index for start in trace.sections[1:]] + [len(trace.events)]
+    assert [one["name"] for one in totals] == [start.name for start in trace.sections]
+    for one, end in zip(totals, ends, strict=True):
+        assert one["allocated_bytes"] == sum(tensor.allocated_bytes for tensor in held_at(trace, end - 1)), one
+    assert max(one["peak_allocated_bytes"] for one in totals) == trace.stats.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("device", "says"), [("mps", "no mps device"), ("xpu", "no xpu device"), ("hpu", "mps, xpu")])
+def test_a_device_that_is_not_there_is_named(device, says):
+    with pytest.raises(MemsimError, match=says):
+        record_totals(job(), device)
+
+
+DOUBTS = """
+from memsim.record.watch.functions import Doubts, seeing_functions
+from memsim.record.watch.history import History
+from memsim.record.watch.hooks import Watch
+
+watch = Watch(torch, position=History(torch).position)
+doubts = Doubts(torch, lambda: "model.layers.3.moe")
+scores, ids = torch.ones(4, 8, device="cuda"), torch.ones(4, 8, dtype=torch.long, device="cuda")
+notes = []
+with seeing_functions(torch, watch.sightings, doubts):
+    for step in (
+        lambda: (ids == 1).nonzero(),
+        lambda: ids.sum().item(),
+        lambda: scores.softmax(-1).sum(),
+        lambda: scores.sum().item(),
+        lambda: scores.topk(2).indices.eq(0).nonzero(),
+    ):
+        step()
+        notes.append(list(doubts.notes))
+print(json.dumps(notes))
+"""
+
+
+def test_what_depends_on_values_that_are_not_computed_is_noted(on_gpu):  # noqa: F811
+    *quiet, read, sized = on_gpu(DOUBTS)
+    assert quiet == [[], [], []]
+    assert read == ["model.layers.*.moe reads values back from the GPU (item): they were 0 there."]
+    assert sized[1:] == [
+        "model.layers.*.moe makes tensors whose size depends on values (nonzero): all choices fell on the first."
+    ]
 
 
 def test_a_worker_that_was_killed_is_an_error_and_replaced(recorder):  # noqa: F811

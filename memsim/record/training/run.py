@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -83,6 +84,8 @@ class TrainingRun:
 
     def _micro_step(self, section: str) -> None:
         self._tape.section(section)
+        if self.job.kind == "program":
+            draw_alike()
         with _one_line_errors(self.model_class, self.job):
             # Every step moves the same batch to the device; on the CPU each has a batch of its own.
             self._loop.micro_step(self._new_batch() if self._device == "cpu" else self._batch)
@@ -90,11 +93,22 @@ class TrainingRun:
     def _new_batch(self) -> Any:
         from memsim.record.training.inputs import example_batch
 
-        return example_batch(self.model, self.job.training, changes=self.job.changes)
+        with _one_line_errors(self.model_class, self.job):
+            return example_batch(self.model, self.job.training, changes=self.job.changes)
 
     def _zero_grad(self) -> None:
         self._tape.section("zero_grad")
         self._loop.zero_grad()
+
+
+def draw_alike() -> None:
+    """Let the same random numbers be drawn again: some models choose by them what they mask, and so how much."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 def shown_error(error: BaseException) -> str:

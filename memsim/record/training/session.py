@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from memsim.errors import MemsimError
 from memsim.record.job import RecordJob
 from memsim.record.training.optimizer import forget_overrides
-from memsim.record.training.run import RunWeights, TrainingRun
-from memsim.record.watch.functions import seeing_functions
+from memsim.record.training.run import RunWeights, TrainingRun, draw_alike
+from memsim.record.watch.functions import Doubts, seeing_functions
 from memsim.record.watch.history import History
 from memsim.record.watch.hooks import Watch
 from memsim.record.watch.values import Values
@@ -77,13 +75,14 @@ class Session:
         left = self.left_bytes()
         if left:
             raise MemsimError(f"{left:,} bytes of the device are held by something else: record in a fresh process.")
-        _seed(self._torch)
+        draw_alike()
         with self._recording(with_lines=job.with_lines):
             weights: RunWeights = "none" if self._imaginary else "random"
             run = TrainingRun(job, device=DEVICE, tape=self._watch.tape, weights=weights)
-            by_oom = self._ran_out(run)
+            doubts = Doubts(self._torch, lambda: self._watch.where()["module"])
+            by_oom = self._ran_out(run, doubts)
             used = self._used_bytes()
-            self._write(path, ended_by_oom=by_oom)
+            self._write(path, ended_by_oom=by_oom, notes=doubts.notes if self._imaginary else [])
         return Made(
             model_class=run.model_class,
             assumptions=run.assumptions,
@@ -103,20 +102,19 @@ class Session:
             self._history.stop()
             self._watch.begin()  # which records nothing, and forgets names and addresses
 
-    def _ran_out(self, run: TrainingRun) -> bool:
+    def _ran_out(self, run: TrainingRun, doubts: Doubts) -> bool:
         """Run a job; return whether memory ran out."""
         try:
-            with seeing_functions(self._torch, self._watch.sightings):
+            with seeing_functions(self._torch, self._watch.sightings, doubts):
                 run.go()
         except self._torch.cuda.OutOfMemoryError:
             return True
         return False
 
-    def _write(self, path: Path, *, ended_by_oom: bool) -> None:
+    def _write(self, path: Path, *, ended_by_oom: bool, notes: list[str]) -> None:
         sightings = self._watch.sightings
         sightings.gradients(sightings.all_parameters())
         sightings.living()
-        notes = []
         if self._values is not None and not self._values.num_operators:
             notes.append("With torch before 2.9, token ids and masks had the value 0 like everything else.")
         write_recording(path, self._watch, self._history, ended="finished", ended_by_oom=ended_by_oom, notes=notes)
@@ -126,12 +124,3 @@ class Session:
             return None
         free, total = self._torch.cuda.mem_get_info(DEVICE)  # the driver's own count of the device, as NVML's
         return int(total - free)
-
-
-def _seed(torch: Any) -> None:
-    """Let every recording draw the same random numbers: some models choose by them what they mask or leave out."""
-    import numpy as np
-
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
