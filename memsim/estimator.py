@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from memsim import __version__
+from memsim.allocator import AllocatorConfig
 from memsim.built_optimizer import config_of_built, is_built_optimizer
 from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError, shown
@@ -20,7 +21,7 @@ from memsim.record.training.lengths import default_seq_len
 from memsim.resolve import resolve
 from memsim.results import Estimate, Estimates, ModelSummary, OptimizerSummary, StaticMemory, Unmodeled
 from memsim.typed import read_data
-from memsim.whole_step import Step, no_step, whole_step
+from memsim.whole_step import Step, chosen_gpu, no_step, whole_step
 
 _OPTIMIZER_OPTIONS = ("optimizer", "optimizer_args", "optimizer_impl", "parameter_groups")
 
@@ -104,6 +105,7 @@ def estimate(
         UsageError: an option that cannot be.
     """
     config = chosen_config(model, config, options)
+    check_choices(config)
     with StepFinder(chosen_source(step)) as finder:
         return estimate_spec(model_spec(model, config), config, finder)
 
@@ -166,12 +168,23 @@ def estimate_all(
         ModelError: the model cannot be resolved.
         UsageError: an option that cannot be.
     """
-    for config in configs:  # a wrong optimizer is told before the network is asked for the model
-        resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
-        resolve_groups(config.optimizer)
+    for config in configs:
+        check_choices(config)
     spec = model_spec(model, configs[0], progress)
     with StepFinder(chosen_source(step), progress) as finder:
         return Estimates(tuple(estimate_spec(spec, config, finder) for config in configs))
+
+
+def check_choices(config: TrainingConfig) -> None:
+    """Tell a wrong optimizer, GPU or allocator setting before the network is asked for the model, or a step recorded.
+
+    Raises:
+        UsageError: there is no such thing.
+    """
+    resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
+    resolve_groups(config.optimizer)
+    chosen_gpu(config)
+    AllocatorConfig.parse(config.alloc_conf)
 
 
 def chosen_source(step: StepSource | None) -> StepSource:
