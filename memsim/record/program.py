@@ -23,6 +23,8 @@ USUAL_LENGTH = 4096
 """Tokens that a program reaches to if the model takes them, however short the sequences are that were asked for."""
 USUAL_BATCH = 64
 """Sequences likewise."""
+FEW = (2, 3, 5, 7)
+"""Small batches, without a common factor."""
 CHECK_PERIODS = 3
 """Repetitions of layers in the recording that a program is checked against; one more than in the others."""
 
@@ -48,30 +50,26 @@ class Range:
         few = [every[0], *every[1:3], asked, *every[-3:]]
         return sorted(set(few))
 
-    def batches(self) -> list[int]:
-        """Return batch sizes from 2 up."""
-        return [2, 3, 5, 7, max(USUAL_BATCH, self.asked.batch_size)]
-
 
 def points_for(wanted: Range) -> list[Point]:
     """Return the points to record so that most other batches and lengths need no new recording.
 
     The one asked for comes first. A single sequence is a world of its own (views where there are copies), and so are
-    lengths of another class: what is recorded here is for the class of the length asked for.
+    lengths of another class: what is recorded here is for the class of the length asked for. Large batches are recorded
+    at several lengths, as what is longest may be another world too (beyond a sliding window).
     """
-    lengths = wanted.lengths()
-    asked = wanted.asked
+    lengths, asked = wanted.lengths(), wanted.asked
     if asked.batch_size == 1:
         return [asked, *(Point(1, length) for length in lengths if length != asked.seq_len)]
-    points = [asked]
-    batches = wanted.batches()
-    for index, length in enumerate(lengths):
-        points.append(Point(batches[index % 4], length))
-    points += [Point(batches[(index + 2) % 4], length) for index, length in enumerate(lengths[:3])]
-    points += [Point(2, lengths[0]), Point(2, lengths[-1]), Point(batches[-1], lengths[0])]
-    points.append(Point(max(min(batches[-1], USUAL_TOKENS // max(lengths[-1], 1)), asked.batch_size), lengths[-1]))
+    few = [Point(FEW[index % len(FEW)], length) for index, length in enumerate(lengths)]
+    many = [
+        Point(max(min(USUAL_BATCH, USUAL_TOKENS // max(length, 1)), asked.batch_size), length)
+        for length in (lengths[0], asked.seq_len, *lengths[-3::2])
+    ]
+    more = [Point(FEW[index], length) for index, length in enumerate(lengths[:2], 2)]
+    points = [asked, *few, *many, *more, Point(2, lengths[0]), Point(2, lengths[-1])]
     if len(lengths) == 1:
-        points += [Point(batch, lengths[0]) for batch in (4, 12, 32)]
+        points += [Point(batch, lengths[0]) for batch in (3, 4, 12, 32)]
     return list(dict.fromkeys(points))
 
 
@@ -106,7 +104,7 @@ class _Recording:
         self._sections[asked] = self._recorded(self._job, asked)
         self._record(points_for(wanted))
         program = self._made()
-        if not any(len(regime.points) > 1 and regime.covers(asked) for regime in program.regimes):
+        if not any(len(regime.points) > 1 and regime.covers(asked, program.processors) for regime in program.regimes):
             self._record(points_near(wanted))
             program = self._made()
         reason = self._refuted(program, wanted)

@@ -1,8 +1,9 @@
 """Recordings at several points, laid side by side: which have the same events, and how their numbers grow.
 
-Two things that a kernel takes only above a certain size are set apart from the events around them, so that recordings
-below and above it can be compared: the scratch memory of a reduction (two blocks, the second made and let go within the
-life of the first and nothing between), and everything that the backward of an embedding makes when it sorts its ids.
+Three things that a kernel takes only at some sizes are set apart from the events around them, so that all recordings
+can be compared: the scratch memory of a reduction (two blocks, the second made and let go within the life of the first
+and nothing between), everything that the backward of an embedding makes when it sorts its ids, and the partial results
+of flash attention that reads the keys in splits.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ EmbeddingBackwardKernel.cu @2.13): ids sorted (0) and their places (1), a range 
 where each id begins (5, 6) with a range and storage (7, 8), its partial sums (9, 10, 12, 13; storage 11), rows (14)."""
 
 
+RNG_BYTES = (16, 8)
+"""The random state that flash attention makes last: two 64-bit integers and one that is not used (`mha_fwd`,
+aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp @2.13)."""
+
+
+Part = Literal["", "sorts", "splits"]
+
+
 class Pair(NamedTuple):
     """Two blocks that are gone before the next event."""
 
@@ -40,7 +49,7 @@ class AlignedEvent(NamedTuple):
     key: int
     """As in `SectionEvent`, counted without the blocks of pairs."""
     nbytes: tuple[int | None, ...]
-    """`None` where the event did not happen, because an embedding had few ids."""
+    """`None` where the event did not happen: an embedding had few ids, or attention no splits."""
     phase: Phase
     holder: Holder | None
     """What was known at any point; its shape is in `shapes`."""
@@ -48,6 +57,8 @@ class AlignedEvent(NamedTuple):
     slot: str
     pairs: tuple[tuple[Pair, ...], ...]
     """Pairs that came right after this event."""
+    part: Part
+    """What it is a part of; empty for an event that is always there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +88,8 @@ class _Core(NamedTuple):
     pairs: tuple[Pair, ...] = ()
     before: tuple[SectionEvent, ...] = ()
     after: tuple[SectionEvent, ...] = ()
+    part: Part = ""
+    """What `before` and `after` are parts of."""
 
 
 def align(recordings: Mapping[Point, Sequence[Section]]) -> tuple[Alignment, ...]:
@@ -100,8 +113,15 @@ def _stripped(section: Section) -> list[_Core]:
             four = index + _SORT.index("gradient")
             before, event, after = events[index:four], events[four], events[four + 1 : index + len(_SORT)]
             keys[event.key] = len(keys)
-            result.append(_Core(event._replace(key=keys[event.key]), (), before, after))
+            result.append(_Core(event._replace(key=keys[event.key]), (), before, after, "sorts"))
             index += len(_SORT)
+            continue
+        if result and _splits_at(events, index):
+            first, second = (events[i]._replace(key=len(keys) + i - index - 2) for i in (index + 2, index + 3))
+            keys.update({events[index + 2].key: first.key, events[index + 3].key: second.key})
+            result.append(_Core(first, before=events[index : index + 2], part="splits"))
+            result.append(_Core(second, after=events[index + 4 : index + 6], part="splits"))
+            index += 6
             continue
         if result:
             pair = _pair_at(events, index)
@@ -123,6 +143,22 @@ def _pair_at(events: Sequence[SectionEvent], index: int) -> Pair | None:
         return None
     outer, inner = four[0], four[1]
     return Pair(outer, inner) if (four[2].key, four[3].key) == (inner.key, outer.key) else None
+
+
+def _splits_at(events: Sequence[SectionEvent], index: int) -> bool:
+    """Whether flash attention makes the sums and results of its splits here."""
+    found = events[index : index + 6]
+    if [event.action for event in found] != ["alloc", "alloc", "alloc", "alloc", "free", "free"]:
+        return False
+    sums, results = found[:2]
+    before = events[index - 1]
+    return (
+        tuple(event.nbytes for event in found[2:4]) == RNG_BYTES
+        and [event.key for event in found[4:]] == [sums.key, results.key]
+        and before.action == "alloc"
+        and not sums.nbytes % before.nbytes
+        and not results.nbytes % sums.nbytes
+    )
 
 
 def _sorts_at(events: Sequence[SectionEvent], index: int) -> bool:
@@ -162,18 +198,19 @@ def _aligned(
 
 
 def _merged_rows(rows: Iterator[tuple[_Core, ...]]) -> Iterator[AlignedEvent]:
-    """Yield the events of all points; keys of what is only sometimes there are below -1, unlike within the section."""
-    for number, row in enumerate(rows):
-        yield from _sometimes([core.before for core in row], number)
+    """Yield the events of all points; keys of what is only sometimes there are below -1."""
+    for row in rows:
+        part: Part = next((core.part for core in row if core.part), "")
+        yield from _sometimes([core.before for core in row], part)
         yield _merged([core.event for core in row], [core.pairs for core in row])
-        yield from _sometimes([core.after for core in row], number)
+        yield from _sometimes([core.after for core in row], part)
 
 
-def _sometimes(columns: Sequence[Sequence[SectionEvent]], number: int) -> Iterator[AlignedEvent]:
+def _sometimes(columns: Sequence[Sequence[SectionEvent]], part: Part) -> Iterator[AlignedEvent]:
     length = max(map(len, columns))
     for index in range(length):
         event = _merged([column[index] if column else None for column in columns], [()] * len(columns))
-        yield event._replace(key=-(number + 2) * 10**6 - event.key)
+        yield event._replace(key=-2 - event.key, part=part)
 
 
 def _merged(events: Sequence[SectionEvent | None], pairs: Sequence[tuple[Pair, ...]]) -> AlignedEvent:
@@ -188,6 +225,7 @@ def _merged(events: Sequence[SectionEvent | None], pairs: Sequence[tuple[Pair, .
         shapes=tuple(holder.shape if holder is not None else None for holder in holders),
         slot=event.slot,
         pairs=tuple(pairs),
+        part="",
     )
 
 

@@ -1,9 +1,14 @@
-"""From a recorded trace to its sections: the requests of each, with the blocks that outlive them named."""
+"""From a recorded trace to its sections: the requests of each, with the blocks that outlive them named.
+
+Blocks that are let go with nothing made in between are put in the order of their birth. Their own order can be that of
+a hash table keyed by addresses (the weights that autocast has cast, `cached_casts` of aten/src/ATen/autocast_mode.cpp),
+another in every process; the free memory after the last of them is the same.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -123,7 +128,7 @@ def _section(index: int, part: list[_Request], lives: list[_Life], slots: list[s
     made = [block for event, block in part if event.action == "alloc"]
     return Section(
         name=name,  # type: ignore[arg-type]  # zero_grad is left out
-        events=tuple(_events(name, part, slots, first)),
+        events=tuple(_in_order_of_birth(_events(name, part, slots, first))),
         num_keys=len(made),
         left={slots[block]: block - first for block in made if lives[block].died != index},
     )
@@ -143,6 +148,19 @@ def _events(name: str, part: list[_Request], slots: list[str], first: int) -> It
             holder=_without_lines(event.holder) if own else None,
             slot=slots[block],
         )
+
+
+def _in_order_of_birth(events: Iterable[SectionEvent]) -> Iterator[SectionEvent]:
+    freed: list[SectionEvent] = []
+    for event in events:
+        if event.action == "free" and (not freed or freed[-1].phase is event.phase):
+            freed.append(event)
+            continue
+        yield from sorted(freed, key=lambda one: (one.key, one.slot))
+        freed = [event] if event.action == "free" else []
+        if not freed:
+            yield event
+    yield from sorted(freed, key=lambda one: (one.key, one.slot))
 
 
 def _without_lines(holder: Holder | None) -> Holder | None:

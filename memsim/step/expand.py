@@ -14,7 +14,6 @@ from memsim.step.layers import Text, name_of
 from memsim.step.reduction import Processors, Scratch
 from memsim.step.rules import bytes_of, scratch_of
 from memsim.step.section import Section, SectionEvent
-from memsim.step.sorting import SORTED_ABOVE
 from memsim.step.trace import Holder
 from memsim.tensors import Shape
 
@@ -93,7 +92,7 @@ class _Values:
         texts: dict[Text | None, int] = {None: -1}
         num_allocs = 0
         for form in body:
-            if form.condition is not None and form.condition.at(self._monomials) <= SORTED_ABOVE:
+            if form.condition is not None and not form.condition.holds(self._monomials, self._processors):
                 continue
             text = texts.setdefault(form.slot, len(texts) - 1)
             if form.nbytes is None:

@@ -17,7 +17,7 @@ from memsim.ledger import Phase
 from memsim.step.fit import Polynomial
 from memsim.step.fitted import FittedEvent, FittedSection, HolderRule, PairRule
 from memsim.step.layers import Place, Stack, Text, place_of, stacks_in, text_of
-from memsim.step.rules import ReductionRule, Rule
+from memsim.step.rules import Condition, ReductionRule, Rule
 from memsim.step.section import SectionName
 from memsim.step.trace import Holder
 
@@ -67,7 +67,7 @@ class Form(NamedTuple):
     holder: HolderForm | None
     """Of an alloc."""
     slot: Text | None
-    condition: Polynomial | None
+    condition: Condition | None
     pairs: tuple[PairForm, ...]
 
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from memsim.errors import MemsimError
 from memsim.step.align import Alignment, align
 from memsim.step.expand import expand
-from memsim.step.fit import Point
+from memsim.step.fit import Point, monomials_at
 from memsim.step.fitted import NotFittedError, fitted
 from memsim.step.fold import Folded, fold
 from memsim.step.reduction import Processors
+from memsim.step.rules import Condition
 from memsim.step.section import Section, SectionEvent
 
 LENGTH_PERIOD = 64
@@ -38,9 +39,13 @@ class Regime:
     """Where it was recorded."""
     folded: Folded
     """Its events."""
+    doubts: tuple[Condition, ...] = ()
+    """Where one of these holds, something happens that was not recorded."""
 
-    def covers(self, point: Point) -> bool:
-        """Whether two recorded points with lengths of its class enclose a point."""
+    def covers(self, point: Point, processors: Processors) -> bool:
+        """Whether two recorded points with lengths of its class enclose a point, and nothing is in doubt there."""
+        if any(doubt.holds(monomials_at(point), processors) for doubt in self.doubts):
+            return False
         alike = [p for p in self.points if (p.seq_len - point.seq_len) % LENGTH_PERIOD == 0]
         below = any(p.batch_size <= point.batch_size and p.seq_len <= point.seq_len for p in alike)
         return below and any(p.batch_size >= point.batch_size and p.seq_len >= point.seq_len for p in alike)
@@ -68,7 +73,7 @@ class StepProgram:
     def covers(self, batch_size: int, seq_len: int) -> str:
         """Return why a point is not covered; empty if it is."""
         point = Point(batch_size, seq_len)
-        if any(regime.covers(point) for regime in self.regimes):
+        if any(regime.covers(point, self.processors) for regime in self.regimes):
             return ""
         known = ", ".join(f"{p.batch_size} x {p.seq_len}" for regime in self.regimes for p in regime.points)
         why = " ".join(self.unexplained[:SHOWN_REASONS])
@@ -86,7 +91,7 @@ class StepProgram:
             NotCoveredError: nothing was recorded that would tell.
         """
         point = Point(batch_size, seq_len)
-        regime = next((regime for regime in self.regimes if regime.covers(point)), None)
+        regime = next((regime for regime in self.regimes if regime.covers(point, self.processors)), None)
         if regime is None:
             raise NotCoveredError(self.covers(batch_size, seq_len))
         depths = depths_for(regime.folded, {**self.depths, **(layers or {})})
@@ -145,7 +150,8 @@ def _parts(
     while todo:
         current = todo.pop(0)
         try:
-            yield Regime(points=current.points, folded=fold(fitted(current, processors), periods))
+            found = fitted(current, processors)
+            yield Regime(points=current.points, folded=fold(found.sections, periods), doubts=found.doubts)
         except NotFittedError as error:
             parts = _split(current.points)
             if max(map(len, parts)) == 1:

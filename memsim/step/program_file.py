@@ -16,7 +16,7 @@ from memsim.step.fold import Body, Folded, FoldedSection, FoldedStack, Form, Hol
 from memsim.step.layers import Place, Stack, Text
 from memsim.step.program import Regime, StepProgram
 from memsim.step.reduction import Processors, ReductionForm
-from memsim.step.rules import ReductionRule, Rule
+from memsim.step.rules import Condition, ReductionRule, Rule
 from memsim.step.trace import Holder
 
 SCHEMA = 1
@@ -57,6 +57,7 @@ class _Tables:
         self.rules: _Table[Rule] = _Table(lambda r: [r.kind, self.polynomials.index(r.items), *r.numbers])
         self.reductions: _Table[ReductionRule] = _Table(self._reduction)
         self.pairs: _Table[PairForm] = _Table(self._pair)
+        self.conditions: _Table[Condition] = _Table(lambda c: [c.kind, self.polynomials.index(c.items), *c.numbers])
         self.targets: _Table[Target] = _Table(lambda t: [t.run, list(t.place) if t.place else None, t.tag])
         self.forms: _Table[Form] = _Table(self._form)
         self.bodies: _Table[Body] = _Table(lambda body: [self.forms.index(form) for form in body])
@@ -84,7 +85,7 @@ class _Tables:
             _PHASES.index(form.phase),
             self.holders.index(form.holder),
             self.texts.index(form.slot),
-            self.polynomials.index(form.condition),
+            self.conditions.index(form.condition),
             [self.pairs.index(pair) for pair in form.pairs],
         ]
 
@@ -113,6 +114,7 @@ def _regime_data(regime: Regime, tables: _Tables) -> dict[str, Any]:
     return {
         "points": [list(point) for point in regime.points],
         "stacks": [asdict(stack) for stack in regime.folded.stacks],
+        "doubts": [tables.conditions.index(doubt) for doubt in regime.doubts],
         "unfolded": [asdict(stack) for stack in regime.folded.unfolded],
         "sections": [
             [s.name, [[r.stack, r.descending, [tables.bodies.index(b) for b in r.bodies]] for r in s.runs]]
@@ -130,10 +132,10 @@ def program_of(data: Mapping[str, Any]) -> StepProgram:
     try:
         if (data["kind"], data["schema"]) != (KIND, SCHEMA) or tuple(data["monomials"]) != MONOMIALS:
             raise OutputError(f"this is no step program of schema {SCHEMA}.")
-        bodies = _Reader(data["tables"], [Phase(value) for value in data["phases"]]).bodies
+        reader = _Reader(data["tables"], [Phase(value) for value in data["phases"]])
         return StepProgram(
             processors=Processors(**data["processors"]),
-            regimes=tuple(_regime_of(item, bodies) for item in data["regimes"]),
+            regimes=tuple(_regime_of(item, reader) for item in data["regimes"]),
             depths=data["depths"],
             unexplained=tuple(data["unexplained"]),
             model_class=data["model_class"],
@@ -157,6 +159,7 @@ class _Reader:
             PairForm(_at(rules, a), _at(rules, b), _at(reductions, c), _at(holders, d), _at(holders, e))
             for a, b, c, d, e in tables["pairs"]
         ]
+        self.conditions = [Condition(row[0], polynomials[row[1]], tuple(row[2:])) for row in tables["conditions"]]
         targets = [Target(run, Place(*place) if place else None, tag) for run, place, tag in tables["targets"]]
         forms = [
             Form(
@@ -166,7 +169,7 @@ class _Reader:
                 phases[phase],
                 _at(holders, holder),
                 _at(texts, slot),
-                _at(polynomials, condition),
+                _at(self.conditions, condition),
                 tuple(pairs[index] for index in after),
             )
             for target, tag, nbytes, phase, holder, slot, condition, after in tables["forms"]
@@ -190,12 +193,12 @@ def _reduction_of(row: list[Any], polynomials: list[Polynomial]) -> ReductionRul
     return ReductionRule(polynomials[outputs], polynomials[inputs], form)
 
 
-def _regime_of(data: Mapping[str, Any], bodies: list[Body]) -> Regime:
+def _regime_of(data: Mapping[str, Any], reader: _Reader) -> Regime:
     sections = [
         FoldedSection(
             name=name,
             runs=tuple(
-                Run(stack=stack, descending=descending, bodies=tuple(bodies[index] for index in indices))
+                Run(stack=stack, descending=descending, bodies=tuple(reader.bodies[index] for index in indices))
                 for stack, descending, indices in runs
             ),
         )
@@ -206,4 +209,8 @@ def _regime_of(data: Mapping[str, Any], bodies: list[Body]) -> Regime:
         unfolded=tuple(Stack(**stack) for stack in data["unfolded"]),
         sections=tuple(sections),
     )
-    return Regime(points=tuple(Point(*point) for point in data["points"]), folded=folded)
+    return Regime(
+        points=tuple(Point(*point) for point in data["points"]),
+        folded=folded,
+        doubts=tuple(reader.conditions[index] for index in data["doubts"]),
+    )

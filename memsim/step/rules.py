@@ -7,9 +7,10 @@ from typing import Literal, NamedTuple
 
 from memsim.step import sorting
 from memsim.step.fit import MONOMIALS, Point, Polynomial, constant, fit, monomials_at
+from memsim.step.flash_splits import num_splits
 from memsim.step.reduction import Processors, ReductionForm, Scratch, scratch
 
-RuleKind = Literal["polynomial", "rounded", "sort", "unique", "scan", "rows", "segments"]
+RuleKind = Literal["polynomial", "rounded", "splits", "sort", "unique", "scan", "rows", "segments"]
 _TILES = (128, 256, 64, 32, 16, 8)
 """Multiples that kernels round lengths up to; the log-sum-exp and the gradient sums of flash attention to 128
 (`round_multiple(seqlen_q, 128)`, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp @2.13)."""
@@ -21,13 +22,37 @@ class Rule(NamedTuple):
     """Bytes as a function of batch size and sequence length."""
 
     kind: RuleKind
-    """`polynomial`: `items` itself; `rounded` (multiple): the same with the length rounded up; `sort` (passes),
-    `unique`, `scan` (rows): CUB's storage for so many items; `rows` (bytes, rows): as many entries as there are ids, at
-    most `rows`; `segments` (bytes, rows): `num_segments` entries. In brackets: `numbers`. See sorting.py."""
+    """`polynomial`: `items` itself; `rounded` (multiple): the same with the length rounded up; `splits` (heads,
+    head size): so many bytes for each split of flash attention; `sort` (passes), `unique`, `scan` (rows): CUB's storage
+    for so many items; `rows` (bytes, rows): as many entries as there are ids, at most `rows`; `segments` (bytes, rows):
+    `num_segments` entries. In brackets: `numbers`. See flash_splits.py and sorting.py."""
     items: Polynomial
     """How many."""
     numbers: tuple[int, ...] = ()
     """What else the kind needs."""
+
+
+class Condition(NamedTuple):
+    """When something happens that does not always."""
+
+    kind: Literal["sorts", "splits"]
+    """`sorts`: an embedding has so many ids (`items`) that its backward sorts them; `splits`: flash attention reads the
+    keys in splits, with `numbers` heads and numbers of a head."""
+    items: Polynomial
+    """Ids; not used for splits."""
+    numbers: tuple[int, ...] = ()
+    """What else the kind needs."""
+
+    def holds(self, monomials: Sequence[int], processors: Processors) -> bool:
+        """Return whether it happens where the monomials have these values."""
+        if self.kind == "sorts":
+            return self.items.at(monomials) > sorting.SORTED_ABOVE
+        return _splits(self.numbers, monomials, processors) > 1
+
+
+def _splits(numbers: Sequence[int], monomials: Sequence[int], processors: Processors) -> int:
+    heads, head_size = numbers
+    return num_splits(heads * monomials[1], monomials[2], head_size, processors)
 
 
 class ReductionRule(NamedTuple):
@@ -46,12 +71,18 @@ def bytes_of(rule: Rule, monomials: Sequence[int], processors: Processors) -> in
     items = rule.items.at(monomials)
     if rule.kind == "polynomial":
         return items
+    if rule.kind == "splits":
+        return items * _splits(rule.numbers, monomials, processors)
     if rule.kind == "rounded":
         return rule.items.at(monomials_at(_rounded(Point(*monomials[1:3]), rule.numbers[0])))
+    return _storage_bytes(rule, items, processors.compute_capability)
+
+
+def _storage_bytes(rule: Rule, items: int, compute_capability: str) -> int:
     if rule.kind == "sort":
-        return sorting.sort_bytes(items, rule.numbers[0], processors.compute_capability)
+        return sorting.sort_bytes(items, rule.numbers[0], compute_capability)
     if rule.kind == "unique":
-        return sorting.unique_bytes(items, processors.compute_capability)
+        return sorting.unique_bytes(items, compute_capability)
     if rule.kind == "scan":
         return sorting.scan_bytes(min(items, rule.numbers[0]))
     unit, rows = rule.numbers
