@@ -4,9 +4,9 @@
     python benchmarks/gpu_verify.py cases.jsonl --models 1B --list     what would run
     python benchmarks/gpu_verify.py cases.jsonl --imaginary A100       the same on an imaginary GPU, to try this script
 
-Every training runs in a process of its own. Its figures are appended to the file as they come, one JSON object a line in
-the schema of measured cases (one line per metric); what is in the file already is not run again, so an interrupted run
-goes on where it stopped. What ran out of memory or failed is noted in the file too, with `metric` null.
+Every training runs in a process of its own. Its figures are appended to the file as they come, one JSON object a line
+in the schema of measured cases (one line per metric); what is in the file already is not run again, so an interrupted
+run goes on where it stopped. What ran out of memory or failed is noted in the file too, with `metric` null.
 """
 
 from __future__ import annotations

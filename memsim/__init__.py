@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from memsim.optimizers.standalone import optimizer_state
     from memsim.results import Estimate, Estimates
     from memsim.saved import load
+    from memsim.simulated_run import SimulatedRun
+    from memsim.simulator import simulate
+    from memsim.verifying import verify
 
 _HOMES = {
     "Comparison": "memsim.comparison",
@@ -32,6 +35,7 @@ _HOMES = {
     "MemsimError": "memsim.errors",
     "OptimizerConfig": "memsim.config",
     "ParameterGroup": "memsim.config",
+    "SimulatedRun": "memsim.simulated_run",
     "TrainingConfig": "memsim.config",
     "compare": "memsim.estimator",
     "compute_optimizer_size": "memsim.live",
@@ -39,6 +43,8 @@ _HOMES = {
     "load": "memsim.saved",
     "measure_steps": "memsim.integrations.own",
     "optimizer_state": "memsim.optimizers.standalone",
+    "simulate": "memsim.simulator",
+    "verify": "memsim.verifying",
 }
 
 __all__ = [
@@ -50,6 +56,7 @@ __all__ = [
     "MemsimError",
     "OptimizerConfig",
     "ParameterGroup",
+    "SimulatedRun",
     "TrainingConfig",
     "compare",
     "compute_optimizer_size",
@@ -57,6 +64,8 @@ __all__ = [
     "load",
     "measure_steps",
     "optimizer_state",
+    "simulate",
+    "verify",
 ]
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from memsim.comparing import Measurement, compare_run
 from memsim.comparison import DEFAULT_TOLERANCE, Comparison
 from memsim.config import TrainingConfig
 from memsim.cuda_context import cuda_context
-from memsim.errors import MemsimError, MissingPackageError, UsageError, shown
-from memsim.estimator import model_spec, resolved
+from memsim.errors import MemsimError, MissingPackageError, UnknownNameError, UsageError, shown
+from memsim.estimator import chosen_source, model_spec, resolved, training_config
 from memsim.ledger import Phase
 from memsim.model import ModelSpec
 from memsim.optimizers import assign, resolve_optimizer
@@ -110,6 +110,50 @@ def first_device() -> VerifyDevice:
             raise
         return "cpu"
     return "imaginary"
+
+
+def verify(model: Any, optimizer: Any = None, batch: Any = None, **options: Any) -> Comparison:
+    """Run real training steps, measure them, and compare them with what was predicted before.
+
+    >>> memsim.verify("gpt2", "adafactor", batch_size=4, seq_len=512, device="imaginary").verdict
+    >>> memsim.verify(my_module, my_optimizer, my_batch, loss_fn=my_loss, restore=True).worst
+
+    Args:
+        model: a name, folder or `transformers.PretrainedConfig`; or any `torch.nn.Module`, whose own steps are run.
+        optimizer: its name or an `OptimizerConfig`; with a module, an optimizer over its parameters.
+        batch: with a module, what it is called with.
+        options: `device`, `steps` and `tolerance`; with a module also `loss_fn` and `restore` (see `ModuleRun`); else
+            the options of `memsim.estimate`, `step` for where the prediction comes from, and `progress`.
+
+    Raises:
+        UsageError: an option that cannot be.
+        MissingPackageError: there is no torch, no transformers, or no CUDA build of torch.
+        ModelError: the model cannot be resolved or built, or fails with such a batch.
+    """
+    if hasattr(model, "named_parameters"):
+        if batch is None or isinstance(optimizer, str) or optimizer is None:
+            raise UsageError("with a module, give an optimizer over its parameters and a batch that it is called with.")
+        from memsim.integrations.module import ModuleRun, verify_module
+
+        return verify_module(model, optimizer, batch, ModuleRun(**_known(options, ModuleRun)))
+    if batch is not None:
+        raise UsageError("a batch is for a module; a model by name gets one of batch_size and seq_len.")
+    how = VerifyOptions(
+        device=options.pop("device", None),
+        num_steps=options.pop("steps", 2),
+        tolerance=options.pop("tolerance", DEFAULT_TOLERANCE),
+    )
+    step, progress = options.pop("step", None), options.pop("progress", None)
+    given = {**options, **({"optimizer": optimizer} if optimizer is not None else {})}
+    return verify_by_name(model, training_config(**given), how, source=chosen_source(step), progress=progress)
+
+
+def _known(options: dict[str, Any], kind: type) -> dict[str, Any]:
+    known = [field.name for field in fields(kind)]
+    for name in options:
+        if name not in known:
+            raise UnknownNameError("option", name, known, f"Options with a module: {', '.join(known)}.")
+    return options
 
 
 def verify_by_name(
