@@ -134,7 +134,30 @@ def _stripped(section: Section) -> list[_Core]:
             keys[event.key] = len(keys)
         result.append(_Core(event._replace(key=keys.get(event.key, -1))))
         index += 1
-    return result
+    return list(_in_order_of_birth(result))
+
+
+def _in_order_of_birth(cores: Sequence[_Core]) -> Iterator[_Core]:
+    """Yield the events with those let go together as `in_order_of_birth` has them, as far as nothing came between."""
+    freed: list[_Core] = []
+    for core in cores:
+        together = core.event.action == "free" and not core.before
+        if freed and (not together or freed[-1].pairs or freed[-1].event.phase is not core.event.phase):
+            yield from _sorted(freed)
+            freed = []
+        if together:
+            freed.append(core)
+        else:
+            yield core
+    yield from _sorted(freed)
+
+
+def _sorted(freed: Sequence[_Core]) -> Iterator[_Core]:
+    """Yield frees in the order of birth; pairs that follow the last of them still do."""
+    ordered = sorted(freed, key=lambda core: (core.event.key, core.event.slot))
+    pairs = freed[-1].pairs if freed else ()
+    for place, core in enumerate(ordered):
+        yield core._replace(pairs=pairs if place == len(ordered) - 1 else ())
 
 
 def _pair_at(events: Sequence[SectionEvent], index: int) -> Pair | None:

@@ -1,20 +1,15 @@
-"""From a recorded trace to its sections: the requests of each, with the blocks that outlive them named.
-
-Blocks that are let go with nothing made in between are put in the order of their birth. Their own order can be that of
-a hash table keyed by addresses (the weights that autocast has cast, `cached_casts` of aten/src/ATen/autocast_mode.cpp),
-another in every process; the free memory after the last of them is the same.
-"""
+"""From a recorded trace to its sections: the requests of each, with the blocks that outlive them named."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from memsim.errors import MemsimError
 from memsim.ledger import Category, Phase
-from memsim.step.section import Section, SectionEvent, SectionName
+from memsim.step.section import Section, SectionEvent, SectionName, in_order_of_birth
 from memsim.step.trace import Holder, StepTrace, TraceEvent
 
 RECORDED: tuple[SectionName | str, ...] = (
@@ -128,7 +123,7 @@ def _section(index: int, part: list[_Request], lives: list[_Life], slots: list[s
     made = [block for event, block in part if event.action == "alloc"]
     return Section(
         name=name,  # type: ignore[arg-type]  # zero_grad is left out
-        events=tuple(_in_order_of_birth(_events(name, part, slots, first))),
+        events=tuple(_events(name, part, slots, first)),
         num_keys=len(made),
         left={slots[block]: block - first for block in made if lives[block].died != index},
     )
@@ -150,19 +145,6 @@ def _events(name: str, part: list[_Request], slots: list[str], first: int) -> It
         )
 
 
-def _in_order_of_birth(events: Iterable[SectionEvent]) -> Iterator[SectionEvent]:
-    freed: list[SectionEvent] = []
-    for event in events:
-        if event.action == "free" and (not freed or freed[-1].phase is event.phase):
-            freed.append(event)
-            continue
-        yield from sorted(freed, key=lambda one: (one.key, one.slot))
-        freed = [event] if event.action == "free" else []
-        if not freed:
-            yield event
-    yield from sorted(freed, key=lambda one: (one.key, one.slot))
-
-
 def _without_lines(holder: Holder | None) -> Holder | None:
     if holder is None or not (holder.line or holder.library_line):
         return holder
@@ -170,7 +152,7 @@ def _without_lines(holder: Holder | None) -> Holder | None:
 
 
 def _check_steady(one: Section, two: Section) -> None:
-    for first, second in zip(one.events, two.events, strict=False):
+    for first, second in zip(in_order_of_birth(one.events), in_order_of_birth(two.events), strict=False):
         if first != second:
             what = f"{second.action} of {second.nbytes:,} bytes where there was {first.action} of {first.nbytes:,}"
             raise MemsimError(f"the model's second steady micro-step differs from its first: {what}.")

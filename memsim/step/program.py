@@ -20,7 +20,7 @@ from memsim.step.fitted import NotFittedError, fitted
 from memsim.step.fold import Folded, fold
 from memsim.step.reduction import Processors
 from memsim.step.rules import Condition
-from memsim.step.section import Section, SectionEvent
+from memsim.step.section import Section, SectionEvent, in_order_of_birth
 
 LENGTH_PERIOD = 64
 """Tokens after which every alignment repeats that a kernel asks for (tiles of attention and of matrix products)."""
@@ -198,14 +198,15 @@ def _shown(event: SectionEvent) -> str:
 def difference(program: StepProgram, point: Point, recorded: Sequence[Section], layers: Mapping[str, int]) -> str:
     """Return how a program differs from a recording at a point and depth; empty if it tells every event.
 
-    Holders are compared by category, module and name, shapes where both are known.
+    Holders are compared by category, module and name, shapes where both are known; see also `in_order_of_birth`.
     """
     try:
         told = program.evaluate(*point, layers)
     except NotCoveredError as error:
         return str(error)
     for mine, theirs in zip(told, recorded, strict=True):
-        for index, (one, other) in enumerate(zip(mine.events, theirs.events, strict=False)):
+        both = zip(in_order_of_birth(mine.events), in_order_of_birth(theirs.events), strict=False)
+        for index, (one, other) in enumerate(both):
             if _told(one) != _told(other):
                 return f"event {index} of {mine.name} is {_shown(one)}, recorded was {_shown(other)}."
             mine_shape, their_shape = (event.holder.shape if event.holder else None for event in (one, other))

@@ -7,7 +7,7 @@ no part of any section: rules say it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -48,3 +48,25 @@ class Section:
     """How many blocks it allocates."""
     left: Mapping[str, int]
     """Slot and key of every block of this section that is alive at its end, in the order in which they were made."""
+
+
+def in_order_of_birth(events: Iterable[SectionEvent]) -> Iterator[SectionEvent]:
+    """Yield events with the blocks that are let go one after the other in the order in which they were made.
+
+    Their own order can be that of a hash table keyed by addresses (the weights that autocast has cast: `cached_casts` of
+    aten/src/ATen/autocast_mode.cpp), another in every process. The free memory after the last of them is the same.
+    """
+    freed: list[SectionEvent] = []
+    for event in events:
+        if event.action == "free" and (not freed or freed[-1].phase is event.phase):
+            freed.append(event)
+            continue
+        yield from sorted(freed, key=_birth)
+        freed = [event] if event.action == "free" else []
+        if not freed:
+            yield event
+    yield from sorted(freed, key=_birth)
+
+
+def _birth(event: SectionEvent) -> tuple[int, str]:
+    return event.key, event.slot
