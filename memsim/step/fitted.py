@@ -20,6 +20,11 @@ from memsim.tensors import Shape
 class NotFittedError(MemsimError):
     """A number of the recordings follows no rule that memsim knows."""
 
+    def __init__(self, message: str, apart: Sequence[bool] = ()) -> None:
+        super().__init__(message)
+        self.apart = tuple(apart)
+        """Where something happened, for each point, if that is why points should be looked at apart."""
+
 
 class HolderRule(NamedTuple):
     """A holder whose shape depends on the point."""
@@ -163,7 +168,8 @@ class _Fitter:
         ids = self._finder(there).polynomial(tuple(value // 8 for value in values))
         condition = Condition("sorts", ids) if ids is not None else None
         if condition is None or self._held(condition) != there:
-            raise NotFittedError(f"{_named(event.holder)} sorts its ids at some points, by no rule that memsim knows.")
+            message = f"{_named(event.holder)} sorts its ids at some points, by no rule that memsim knows."
+            raise NotFittedError(message, there)
         return condition
 
     def _held(self, condition: Condition) -> tuple[bool, ...]:

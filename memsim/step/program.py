@@ -9,7 +9,7 @@ where memsim does not know, it says so.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memsim.errors import MemsimError
@@ -153,7 +153,7 @@ def _parts(
             found = fitted(current, processors)
             yield Regime(points=current.points, folded=fold(found.sections, periods), doubts=found.doubts)
         except NotFittedError as error:
-            parts = _split(current.points)
+            parts = _split(current.points, error.apart)
             if max(map(len, parts)) == 1:
                 yield str(error)
             for points in parts:
@@ -172,8 +172,11 @@ def _itself(point: Point) -> Point:
     return point
 
 
-def _split(points: Iterable[Point]) -> list[list[Point]]:
-    """Return the points in smaller groups: single sequences apart, else by class of length, else each alone."""
+def _split(points: Sequence[Point], apart: Sequence[bool]) -> list[list[Point]]:
+    """Return the points in smaller groups: as `apart` says, else single sequences, else by class of length, or each."""
+    if apart:
+        pairs = list(zip(points, apart, strict=True))
+        return [[point for point, here in pairs if here], [point for point, here in pairs if not here]]
     keys: tuple[Callable[[Point], object], ...] = (_is_single, _length_class, _itself)
     for key in keys:
         groups: dict[object, list[Point]] = defaultdict(list)

@@ -53,8 +53,8 @@ class Section:
 def in_order_of_birth(events: Iterable[SectionEvent]) -> Iterator[SectionEvent]:
     """Yield events with the blocks that are let go one after the other in the order in which they were made.
 
-    Their own order can be that of a hash table keyed by addresses (the weights that autocast has cast: `cached_casts` of
-    aten/src/ATen/autocast_mode.cpp), another in every process. The free memory after the last of them is the same.
+    Their own order can be that of a hash table keyed by addresses (the weights that autocast has cast: `cached_casts`
+    of aten/src/ATen/autocast_mode.cpp), another in every process. The free memory after the last of them is the same.
     """
     freed: list[SectionEvent] = []
     for event in events:
