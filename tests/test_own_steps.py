@@ -6,7 +6,7 @@ import bitsandbytes
 import pytest
 import torch
 import transformers
-from tiny_models import FAMILIES, tiny
+from tiny_families import FAMILIES, tiny
 
 import memsim
 from memsim.comparison import Comparison

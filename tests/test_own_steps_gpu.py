@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gpu_fixture import installation, on_gpu  # noqa: F401
 
 # ruff: noqa: F811
@@ -146,3 +148,45 @@ except memsim.MemsimError as error:
 """
     )
     assert "recorded already" in found
+
+
+def test_the_callback_measures_a_trainer_on_a_gpu_and_ends_a_run_that_does_not_fit(on_gpu, tmp_path):
+    script = (
+        SETUP
+        + """
+import gc
+import sys
+sys.path.insert(0, TESTS)
+import transformers
+from test_trainer_callback import Rows
+from memsim.integrations.trainer import DoesNotFitError, MemsimCallback
+
+config = transformers.LlamaConfig(
+    hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, vocab_size=5000)
+
+def trainer(callback, **options):
+    arguments = transformers.TrainingArguments(
+        output_dir=FOLDER, report_to=[], save_strategy="no", max_steps=3, per_device_train_batch_size=2,
+        disable_tqdm=True, logging_strategy="no", **options)
+    model = transformers.LlamaForCausalLM(config)
+    return transformers.Trainer(model=model, args=arguments, train_dataset=Rows(64), callbacks=[callback])
+
+callback = MemsimCallback()
+trainer(callback, optim="adamw_torch_fused", bf16=True).train()
+measured = told(callback.comparison)
+gc.collect()
+torch.cuda.empty_cache()
+blocker = torch.empty(torch.cuda.mem_get_info(0)[0] - 40 * 2**20, dtype=torch.uint8, device="cuda")
+ended = trainer(MemsimCallback(stop_if_over=True))
+try:
+    ended.train()
+except DoesNotFitError as error:
+    measured["error"] = str(error)
+print(json.dumps(measured))
+"""
+    )
+    places = f"TESTS, FOLDER = {str(Path(__file__).parent)!r}, {str(tmp_path)!r}\n"
+    found = on_gpu(places + script)
+    assert (found["passed"], found["device"], found["steps"]) == (True, "imaginary", 2), found["verdict"]
+    assert [row for row in found["wrong"] if "Category.TEMPORARY" not in row] == []
+    assert "the run was ended before its first step: a step needs at least" in found["error"]

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 import transformers
-from tiny_models import tiny
+from tiny_families import tiny
 
 import memsim
 from memsim.errors import UsageError
@@ -104,7 +104,7 @@ def test_after_the_measured_steps_every_hook_is_gone(tmp_path):
 
 
 def test_a_run_that_does_not_fit_is_ended_before_its_first_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(integration, "available_bytes", lambda _model: 50_000)
+    monkeypatch.setattr(integration, "available_bytes", lambda _model, _optimizer: 50_000)
     model = tiny("llama")[0]
     before = [parameter.clone() for parameter in model.parameters()]
     callback = MemsimCallback(stop_if_over=True)
@@ -118,7 +118,7 @@ def test_a_run_that_does_not_fit_is_ended_before_its_first_step(tmp_path, monkey
 
 
 def test_without_being_asked_to_stop_it_warns_and_goes_on(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(integration, "available_bytes", lambda _model: 50_000)
+    monkeypatch.setattr(integration, "available_bytes", lambda _model, _optimizer: 50_000)
     callback = MemsimCallback()
     trainer = trainer_with(callback, tmp_path)
     trainer.train()

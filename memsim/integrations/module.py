@@ -84,7 +84,7 @@ def to_device(value: Any, device: Any) -> Any:
 
 
 def _move(model: Any, optimizer: Any, device: Any) -> None:
-    state = _tensors(list(optimizer.state.values()))
+    state = tensors_in(list(optimizer.state.values()))
     wrong = {
         str(t.device) for t in state if t.dim() and t.device.type != device.type
     }  # counts of steps stay on the CPU
@@ -109,7 +109,7 @@ def _restored(model: Any, optimizer: Any) -> Iterator[None]:
     owned = [*model.parameters(), *model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     state = {key: _same(entries) for key, entries in optimizer.state.items()}
-    held = [*owned, *_tensors([gradient for _, gradient in gradients]), *_tensors(list(state.values()))]
+    held = [*owned, *tensors_in([gradient for _, gradient in gradients]), *tensors_in(list(state.values()))]
     values = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in held]
     try:
         yield
@@ -130,11 +130,12 @@ def _same(value: Any) -> Any:
     return [_same(item) for item in value] if isinstance(value, list) else value
 
 
-def _tensors(value: Any) -> Iterator[Any]:
+def tensors_in(value: Any) -> Iterator[Any]:
+    """Yield the tensors in nested mappings, lists and tuples."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif hasattr(value, "untyped_storage"):
         yield value

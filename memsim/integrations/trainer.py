@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from typing import Any
 
 from memsim.comparison import DEFAULT_TOLERANCE, Comparison
 from memsim.config import AutocastDtype, TrainingConfig
 from memsim.errors import MemsimError, UsageError, shown
+from memsim.integrations.module import tensors_in
 from memsim.integrations.own import MeasuredSteps, device_of
 from memsim.prediction import Prediction
 from memsim.record.cpu import physical_bytes
@@ -52,7 +54,7 @@ class TrainerWatch:
         self.prediction: Prediction | None = None
         """What was predicted before the first step; `None` before, and where memsim has no rule for the optimizer."""
         self.comparison: Comparison | None = None
-        """Prediction and measurement; `None` until the measured steps have ended."""
+        """Prediction and measurement, without its events; `None` until the measured steps have ended."""
 
     def begin(self, args: Any, state: Any, model: Any, optimizer: Any) -> None:
         """Predict, log it, and begin to measure; what cannot be predicted or measured is a warning.
@@ -72,7 +74,7 @@ class TrainerWatch:
         except MemsimError as error:
             logger.warning("memsim: %s", error)
         if self.prediction is not None:
-            self._check(state, self.prediction, model)
+            self._check(state, self.prediction, available_bytes(model, optimizer))
 
     def step_ended(self, state: Any) -> None:
         """End the measurement after the asked steps, and log it; later calls return at once."""
@@ -86,7 +88,8 @@ class TrainerWatch:
             return
         self.close()
         try:
-            self.comparison = comparison = steps.compare(tolerance=self._tolerance)
+            # Thousands of events would stay alive through the training, and every garbage collection walk them.
+            self.comparison = comparison = replace(steps.compare(tolerance=self._tolerance), trace=None)
         except MemsimError as error:
             logger.warning("memsim: %s", error)
             return
@@ -108,8 +111,8 @@ class TrainerWatch:
         if steps is not None:
             steps.__exit__(None, None, None)
 
-    def _check(self, state: Any, prediction: Prediction, model: Any) -> None:
-        needed, there = prediction.least_bytes, available_bytes(model)
+    def _check(self, state: Any, prediction: Prediction, there: int | None) -> None:
+        needed = prediction.least_bytes
         over = there is not None and needed > there
         bound = "" if prediction.peak_allocated_bytes is not None else "at least "
         told = f"a step needs {bound}{format_bytes(needed)}"
@@ -149,17 +152,27 @@ def config_of_arguments(args: Any) -> TrainingConfig:
     )
 
 
-def available_bytes(model: Any) -> int | None:
-    """Return the memory that this process can have on the model's device; `None` where the system does not say.
+def available_bytes(model: Any, optimizer: Any) -> int | None:
+    """Return the memory that a model's training can have on its device; `None` where the system does not say.
 
-    On a CUDA device that is what is free and what PyTorch has reserved; on the CPU the machine's memory.
+    On a CUDA device that is what is free or cached, and what model and optimizer hold already: other programs and other
+    tensors of this one have the rest. On the CPU it is the machine's memory.
     """
     if device_of(model) == "cpu":
         return physical_bytes() or None
     import torch
 
     free, _ = torch.cuda.mem_get_info(0)
-    return int(free + torch.cuda.memory_reserved(0))
+    cached = torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
+    return int(free + cached + _held_bytes(model, optimizer))
+
+
+def _held_bytes(model: Any, optimizer: Any) -> int:
+    """Return the bytes of weights, buffers, gradients and state on the device, every storage once."""
+    gradients = (parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    held = [*model.parameters(), *model.buffers(), *gradients, *tensors_in(list(optimizer.state.values()))]
+    storages = (tensor.untyped_storage() for tensor in held if tensor.is_cuda)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @functools.cache
