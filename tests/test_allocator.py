@@ -418,7 +418,7 @@ def test_the_settings_of_pytorchs_notes_are_read():
         ("roundup_power2_divisions:[3:4]", "powers of two"),
         ("roundup_power2_divisions:[1]", "powers of two"),
         ("backend:cudaMallocAsync", "only that one is modelled"),
-        ("throw_on_cudamalloc_oom:True", "not modelled"),
+        ("throw_on_cudamalloc_oom:True", "once cached memory was given back"),
         ("max_split_size_mb", "give KEY:VALUE"),
         ("max_split_size_mb:", "give KEY:VALUE"),
         ("max_split_size_mb:30:40", "give KEY:VALUE"),

@@ -173,7 +173,10 @@ class CachingAllocator:
 
     def memory_stats(self) -> dict[str, int]:
         """Return what `torch.cuda.memory_stats()` says, by its names."""
-        return dict(sorted(self._statistics.by_name(self.config.max_split_bytes).items()))
+        counts = self._statistics.by_name(self.config.max_split_bytes)
+        if self._source.tie_break != "address":  # both came with torch 2.12
+            counts["num_oom_rejections"] = 0
+        return dict(sorted(counts.items()))
 
     def segments(self) -> tuple[SegmentState, ...]:
         """Return the segments and their blocks by address, as `torch.cuda.memory_snapshot()` tells them."""

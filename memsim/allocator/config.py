@@ -150,8 +150,8 @@ def _check_other(key: str, value: str) -> None:
     """Refuse what would need another allocator."""
     if key == "throw_on_cudamalloc_oom" and _boolean(key, value):
         raise UsageError(
-            "throw_on_cudamalloc_oom:True is not modelled: it only turns some failing requests into earlier errors.\n"
-            "Leave it out: what fits is the same."
+            "throw_on_cudamalloc_oom:True is not modelled: it fails requests that would fit once cached memory was "
+            "given back.\nLeave it out, or bound the memory with per_process_memory_fraction."
         )
     if key == "backend" and value != "native":
         raise UsageError(
