@@ -31,6 +31,8 @@ JOBS = {
     "llama with AdamW, clipped, accumulated": job(
         kind="run", gradient_accumulation_steps=2, max_grad_norm=1.0, optimizer="torch.optim.AdamW"
     ),
+    "llama with Accelerate": job(kind="run", loop="accelerate", autocast="bfloat16", max_grad_norm=1.0),
+    "llama with the Trainer": job(kind="run", loop="trainer", optimizer="adafactor", gradient_accumulation_steps=2),
     "bert with SGD, gradients kept": job(BERT, kind="run", optimizer="sgd", zero_grad_set_to_none=False),
 }
 
@@ -106,6 +108,28 @@ def test_a_recording_does_not_depend_on_what_was_recorded_before(recorder):  # n
     assert first.trace == again.trace == alone.trace  # every address, link, phase, holder and statistic
 
 
+TICKS = """
+from pathlib import Path
+from memsim.record.job import job_of
+from memsim.record.recording import read_recording
+from memsim.record.training.session import Session
+
+session = Session()
+wanted = job_of(json.loads(JOB))
+session.record(wanted, Path("ticks.json"))
+with_ticks = session._history.ticks is not None
+session._history.ticks = None
+session.record(wanted, Path("statistics.json"))
+one, other = (read_recording(Path(name)) for name in ("ticks.json", "statistics.json"))
+print(json.dumps([with_ticks, len(one.trace.events) > 1000, one == other]))
+"""
+
+
+def test_positions_that_the_history_carries_are_those_of_the_statistics(on_gpu):  # noqa: F811
+    wanted = JOBS["llama with AdamW, clipped, accumulated"]
+    assert on_gpu(f"JOB = {json.dumps(wanted.to_dict())!r}\n{TICKS}", memory_bytes=2**40) == [True, True, True]
+
+
 def test_a_program_job_names_its_sections_and_ends_steadily(recorder):  # noqa: F811
     recorded = recorder.record(job())
     names = [start.name for start in recorded.trace.sections]
@@ -159,6 +183,7 @@ def test_the_largest_tensors_of_a_peak_have_shape_dtype_op_and_module(recorder):
         (job({**LLAMA, "hidden_size": 250}), ModelError, "llama"),
         (job({"model_type": "nothing_such"}), MemsimError, "nothing_such"),
         (job(task="ctc"), ModelError, "ctc"),
+        (job(attn_implementation="flash_attention_2"), ModelError, "FlashAttention2|flash_attn"),
         (job({**LLAMA, "pad_token_id": 8001}), MemsimError, "Llama|llama"),
     ],
 )

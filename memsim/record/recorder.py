@@ -211,7 +211,7 @@ class Recorder:
         base = {name: value for name, value in os.environ.items() if name not in _UNSET}
         if self._alloc_conf:
             base.update(dict.fromkeys(_UNSET[1:], self._alloc_conf))
-        environment = {**child_environment(self.gpu, base={**_SET, **base}), "MEMSIM_RECORDER": self._folder.name}
+        environment = child_environment(self.gpu, base={**_SET, **base})
         path = [str(_PACKAGE_PARENT), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(path)
         with open(Path(self._folder.name) / "stderr", "wb") as stderr:
@@ -279,6 +279,7 @@ class Recorder:
         process = self._process
         assert process is not None
         self._process = None
+        _close_pipes(process)
         code = process.wait()
         said = (Path(self._folder.name) / "stderr").read_text(encoding="utf-8", errors="replace").strip()
         last = said[-_TAIL_CHARACTERS:].splitlines()[-1:]
@@ -296,15 +297,19 @@ class Recorder:
         process, self._process = self._process, None
         if process is None:
             return
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):
-                    stream.close()
+        _close_pipes(process)
         try:
             process.wait(0.05)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(_ENDING_SECONDS)
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(BrokenPipeError):
+                stream.close()
 
 
 def _say_nothing(_text: str) -> None:

@@ -16,6 +16,7 @@ from memsim.record.training.run import RunWeights, TrainingRun, draw_alike
 from memsim.record.watch.functions import Doubts, seeing_functions
 from memsim.record.watch.history import History
 from memsim.record.watch.hooks import Watch
+from memsim.record.watch.ticks import Ticks
 from memsim.record.watch.values import Values
 from memsim.record.watch.writing import write_recording
 
@@ -52,7 +53,7 @@ class Session:
         self._imaginary = "MEMSIM_GPU" in os.environ
         torch.cuda.init()
         self._values = Values(torch) if self._imaginary else None
-        self._history = History(torch)
+        self._history = History(torch, ticks=Ticks(torch) if Ticks.exist(torch) else None)
         self._watch = Watch(torch, position=self._history.position)
         self._watch.install()
 

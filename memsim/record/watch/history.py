@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .ticks import Ticks
 from .writing import call_stack
 
 
@@ -16,11 +17,13 @@ class History:
     Args:
         torch: the module; CUDA may be unused yet.
         device: index of the device.
+        ticks: what positions are counted in; `None`: allocations and frees, by the allocator's statistics.
     """
 
-    def __init__(self, torch: Any, *, device: int = 0) -> None:
+    def __init__(self, torch: Any, *, device: int = 0, ticks: Ticks | None = None) -> None:
         self.torch = torch
         self.device = device
+        self.ticks = ticks
         self.ooms: list[dict[str, Any]] = []
         self._before_oom: Callable[[], None] | None = None
         self._where: Callable[[], dict[str, Any]] | None = None
@@ -39,6 +42,8 @@ class History:
         """
         self.ooms = []
         self._where, self._before_oom = where, before_oom
+        if self.ticks is not None:
+            self.ticks.start()
         self._record("all", context="alloc" if with_stacks else None, stacks="python")
         if not self._observed:  # it cannot be taken back
             self.torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
@@ -50,7 +55,9 @@ class History:
         self._record(None)
 
     def position(self) -> int:
-        """Return how many allocations and frees there were since the statistics were reset."""
+        """Return how many allocations and frees there were since the statistics were reset, or the tick of now."""
+        if self.ticks is not None:
+            return self.ticks.position()
         counts = self.torch._C._cuda_memoryStats(self.device)["allocation"]["all"]
         return int(counts["allocated"] + counts["freed"])
 

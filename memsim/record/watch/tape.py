@@ -21,6 +21,17 @@ class Mark(NamedTuple):
     op: str
 
 
+def add_mark(marks: list[Mark], mark: Mark) -> None:
+    """Add a mark to those before it, unless it says nothing new."""
+    last = marks[-1] if marks else None
+    if last is not None and last[1:] == mark[1:]:
+        return
+    if last is not None and last[:3] == mark[:3]:
+        marks[-1] = mark  # nothing was allocated in that module
+    else:
+        marks.append(mark)
+
+
 class Tape:
     """The marks of one process."""
 
@@ -48,14 +59,7 @@ class Tape:
 
     def mark(self, module: str, op: str = "") -> None:
         """Note that the program is in `module` now, or in the backward of one of its ops, in this phase and step."""
-        mark = Mark(self.position(), self.step, self.phase, module, op)
-        last = self.marks[-1]
-        if last[1:] == mark[1:]:
-            return
-        if last[:3] == mark[:3]:
-            self.marks[-1] = mark  # nothing was allocated in that module
-        else:
-            self.marks.append(mark)
+        add_mark(self.marks, Mark(self.position(), self.step, self.phase, module, op))
 
     def section(self, name: str) -> None:
         """Begin a part of a run; see `SectionStart` of memsim/step/trace.py."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from .tape import Mark, add_mark
+
 SCHEMA = 1
 
 _LIBRARIES = tuple(
@@ -109,7 +111,8 @@ def gathered(watch: Any, history: Any, *, ended: str, ended_by_oom: bool, notes:
     position = watch.tape.position()
     snapshot = torch.cuda.memory._snapshot()
     properties = torch.cuda.get_device_properties(history.device)
-    return {
+    traces = snapshot["device_traces"][history.device :]
+    data = {
         "schema": SCHEMA,
         "pid": os.getpid(),
         "ended": ended,
@@ -125,12 +128,28 @@ def gathered(watch: Any, history: Any, *, ended: str, ended_by_oom: bool, notes:
         "settings": _settings(snapshot.get("allocator_settings", {})),
         "stats": _stats(statistics),
         "cublas_workspace_config": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
-        **_history(snapshot["device_traces"][history.device :], os.path.dirname(torch.__path__[0])),
+        **_history(traces, os.path.dirname(torch.__path__[0])),
         "marks": watch.tape.marks,
         "sections": watch.tape.sections,
         "sightings": watch.sightings.seen,
         "ooms": history.ooms,
         "notes": [*notes, *_notes(torch, snapshot)],
+    }
+    return data if history.ticks is None else _in_events(data, history.ticks.positions(traces[0] if traces else ()))
+
+
+def _in_events(data: dict[str, Any], positions: Sequence[int]) -> dict[str, Any]:
+    """Return a recording whose positions were ticks with positions of its events."""
+    marks: list[Mark] = []
+    for mark in data["marks"]:
+        add_mark(marks, mark._replace(position=positions[mark.position]))
+    return {
+        **data,
+        "position": positions[data["position"]],
+        "marks": marks,
+        "sections": [(positions[tick], name) for tick, name in data["sections"]],
+        "sightings": [sighting._replace(position=positions[sighting.position]) for sighting in data["sightings"]],
+        "ooms": [{**oom, "position": positions[oom["position"]]} for oom in data["ooms"]],
     }
 
 
