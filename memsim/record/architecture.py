@@ -67,7 +67,7 @@ def construct(
 
     model_type = _model_type(config, transformers)
     clean = checked_config(config if num_labels is None else {**config, "num_labels": num_labels})
-    with quiet(), _one_line_errors(model_type):
+    with quiet(), _one_line_errors(model_type, attn_implementation):
         built = transformers.CONFIG_MAPPING[model_type].from_dict(clean)
         if num_labels is not None:
             built.num_labels = num_labels  # replaces id2label, which would win over the key
@@ -270,12 +270,17 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _one_line_errors(model_type: str) -> Iterator[None]:
+def _one_line_errors(model_type: str, attn_implementation: str | None) -> Iterator[None]:
     try:
         yield
     except MemsimError:
         raise
     except Exception as error:
+        if attn_implementation is not None and "ttention" in str(error):
+            raise ModelError(
+                f"{model_type} cannot use attn_implementation={attn_implementation!r} here: {_one_line(error)}\n"
+                "Choose eager or sdpa, or leave it out."
+            ) from error
         raise ModelError(
             f"transformers cannot build a {model_type} model from this configuration: {_one_line(error)}"
         ) from error
