@@ -176,7 +176,7 @@ trainer(callback, optim="adamw_torch_fused", bf16=True).train()
 measured = told(callback.comparison)
 gc.collect()
 torch.cuda.empty_cache()
-blocker = torch.empty(torch.cuda.mem_get_info(0)[0] - 40 * 2**20, dtype=torch.uint8, device="cuda")
+blocker = torch.empty(torch.cuda.mem_get_info(0)[0] - 22 * 2**20, dtype=torch.uint8, device="cuda")
 ended = trainer(MemsimCallback(stop_if_over=True))
 try:
     ended.train()
