@@ -27,6 +27,11 @@ STATIC = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIM
 TRAINER_GRAD_NORM = 1.0
 """`max_grad_norm` of `transformers.TrainingArguments` (transformers 5.24, training_args.py)."""
 
+_KERNELS = (
+    "What kernels of the optimizer's step take inside themselves (the scratch of reductions, as in Adafactor's norms) "
+    "is not predicted.",
+)
+
 _INNER = re.compile(r"[.\[]")
 """Where the path into a nested value begins."""
 
@@ -153,7 +158,7 @@ def static_prediction(
         held=tuple(sorted(static.held(), key=lambda tensor: -tensor.allocated_bytes)),
         held_at="end",
         optimizer_state=static.bytes_by_key(),
-        notes=(*spec.assumptions, *reasons),
+        notes=(*spec.assumptions, *reasons, *(_KERNELS if settings is not None and not reasons else ())),
     )
 
 
