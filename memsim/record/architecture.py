@@ -91,7 +91,7 @@ def tasks_of(model_type: str) -> tuple[str, ...]:
     transformers = import_transformers()
     config_class = transformers.CONFIG_MAPPING[_model_type({"model_type": model_type}, transformers)]
     with quiet():
-        return tuple(task for task in TASKS if _classes_of_task(task, config_class, transformers))
+        return tuple(task for task in TASKS if classes_of_task(task, config_class, transformers))
 
 
 def import_transformers() -> Any:
@@ -144,7 +144,8 @@ def _model_type(config: Mapping[str, Any], transformers: Any) -> str:
     return model_type
 
 
-def _classes_of_task(task: str, config_class: type, transformers: Any) -> tuple[type, ...]:
+def classes_of_task(task: str, config_class: type, transformers: Any) -> tuple[type, ...]:
+    """Return the model classes that a task's auto class has for a configuration class, the first the usual one."""
     auto = getattr(transformers, TASKS[task], None)
     if auto is None:  # transformers 4.45 has no AutoModelForImageTextToText
         return ()
@@ -160,7 +161,7 @@ def _builder(config: Any, task: str | None, transformers: Any) -> Any:
         return _architecture_builder(config, transformers)
     if task not in TASKS:
         raise UnknownNameError("task", task, TASKS, f"Tasks: {', '.join(TASKS)}.")
-    if not _classes_of_task(task, type(config), transformers):
+    if not classes_of_task(task, type(config), transformers):
         raise task_error(config.model_type, task, tasks_of(config.model_type))
     if config.architectures is None:
         config.architectures = []  # from_config looks in it where a task has several classes (DeiT), and needs a list
@@ -198,7 +199,7 @@ def _classes_of_config(config: Any, transformers: Any) -> dict[str, Any]:
     import importlib
 
     config_classes = (type(config), type(config.get_text_config()))
-    classes = [cls for task in TASKS for cls in _classes_of_task(task, type(config), transformers)]
+    classes = [cls for task in TASKS for cls in classes_of_task(task, type(config), transformers)]
     try:
         module = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     except ImportError:
@@ -219,7 +220,7 @@ def task_of_class(model_class: type, config: Any, transformers: Any) -> str:
     # masked-lm also to multimodal and sequence-to-sequence ones. The most telling name wins.
     weak = ("causal-lm", "masked-lm", "pretraining")
     for task in sorted(TASKS, key=lambda name: weak.index(name) if name in weak else -1):
-        if model_class in _classes_of_task(task, type(config), transformers):
+        if model_class in classes_of_task(task, type(config), transformers):
             return task
     return ""
 
