@@ -1,4 +1,4 @@
-"""The runs behind the logs of real GPUs: as their scripts ran `logged_programs`, with every request to the allocator."""
+"""The runs behind the logs of real GPUs: `logged_programs` as their scripts ran them, with every request."""
 
 import gc
 from contextlib import nullcontext
