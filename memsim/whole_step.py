@@ -12,7 +12,7 @@ from memsim.gpus import GPU, find_gpu
 from memsim.optimizers import Assignment
 from memsim.optimizers.step import step_source
 from memsim.results import Fit, Recorded, Unmodeled, WholeStep
-from memsim.simulation import Script, Simulation, compose, replay
+from memsim.simulation import Script, Simulation, compose, replay, without_gradient
 from memsim.step.section import Section, SectionName
 from memsim.step.trace import TraceDevice
 from memsim.units import GIB
@@ -91,7 +91,7 @@ def whole_step(
             recorded=recorded,
         ),
         fit=fit,
-        assumptions=tuple(_assumptions(config, gpu, context)),
+        assumptions=(*_unreached(sections, parts), *_assumptions(config, gpu, context)),
     )
 
 
@@ -135,6 +135,16 @@ def _fit(
         num_retries=limited.num_retries,
     )
     return (limited if fits else None), fit
+
+
+def _unreached(sections: Mapping[SectionName, Section], parts: Assignment) -> Iterator[str]:
+    names = without_gradient(sections, parts)
+    if names:
+        few = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+        yield (
+            f"The loss does not reach {len(names)} trained parameter{'s' if len(names) > 1 else ''} ({few}): the step "
+            "has no gradient and no state of them, which the static figures count."
+        )
 
 
 def _assumptions(config: TrainingConfig, gpu: GPU, context: CudaContext) -> list[str]:

@@ -66,7 +66,8 @@ def compose(
         MemsimError: a section lets go of something that no section before it left.
     """
     writer = _Writer()
-    trained = [(optimizer, [p for p in given if p.requires_grad]) for optimizer, given in parts]
+    left_out = set(without_gradient(sections, parts))
+    trained = [(opt, [p for p in given if p.requires_grad and p.name not in left_out]) for opt, given in parts]
     writer.begin(1, Phase.LOAD)
     writer.section(sections["load"])
     _create_early_state(writer, parts)
@@ -81,6 +82,15 @@ def compose(
         if config.zero_grad_set_to_none:
             writer.free_gradients(p.name for _, parameters in trained for p in parameters)
     return Script(requests=writer.requests, spans=writer.spans, num_keys=writer.num_keys)
+
+
+def without_gradient(sections: Mapping[SectionName, Section], parts: Assignment) -> list[str]:
+    """Return the trained parameters that the loss does not reach: they get neither gradient nor state.
+
+    Poolers whose output a task does not read are of this kind, and experts to which no token is sent.
+    """
+    reached = {slot.removeprefix("gradient:") for slot in sections["first"].left if slot.startswith("gradient:")}
+    return [p.name for _, given in parts for p in given if p.requires_grad and p.name not in reached]
 
 
 def _empties(config: TrainingConfig, step: int) -> bool:
