@@ -284,7 +284,7 @@ def _decoder_layer(shapes: Shapes, dtype: Any) -> Program:
     config._attn_implementation = "sdpa"
     torch.set_default_dtype(dtype)
     with torch.device(CUDA):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_config(config).eval()
     torch.set_default_dtype(torch.float32)
     batch, length = shapes["batch_size"], shapes["seq_len"]
     states = torch.rand(batch, length, config.hidden_size, requires_grad=True, dtype=dtype, device=CUDA)

@@ -172,10 +172,13 @@ def _run(op: str, shapes: dict[str, Any], dtype: str, mode: str) -> int:
     from single_layer_programs import PROGRAMS
 
     gc.collect()
-    gc.freeze()  # what is left are modules: looking through them for each row took most of the seconds
     torch._C._cuda_clearCublasWorkspaces()  # each script of a row was a process of its own
+    if torch.cuda.memory_allocated():
+        gc.unfreeze()
+        gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() == 0, "something of the row before is alive"
+    gc.freeze()  # what is left are modules: looking through them for each row took most of the seconds
     build = PROGRAMS[op]
     if mode in ("forward", "backward"):
         build({**shapes, "mode": "full"}, getattr(torch, dtype))()  # its speed was measured first: workspaces
