@@ -23,6 +23,9 @@ USUAL_LENGTH = 4096
 """Tokens that a program reaches to if the model takes them, however short the sequences are that were asked for."""
 USUAL_BATCH = 64
 """Sequences likewise."""
+SHORTEST = 16
+LONG = (512, 1024, 2048)
+"""Lengths at which large batches are recorded, besides the longest."""
 FEW = (2, 3, 5, 7)
 """Small batches, without a common factor."""
 CHECK_PERIODS = 3
@@ -39,16 +42,14 @@ class Range:
     """Positions of the model; `None`: not known."""
 
     def lengths(self) -> list[int]:
-        """Return lengths of the class of the one asked for: it, the three shortest and the three longest."""
+        """Return the lengths of the class of the one asked for, from the shortest on."""
         asked = self.asked.seq_len
         if not asked:
             return [0]
         longest = max(self.length_limit or USUAL_LENGTH, asked)
         longest = min(longest, max(USUAL_LENGTH, 2 * asked))
-        every = list(range(asked % LENGTH_PERIOD or LENGTH_PERIOD, longest + 1, LENGTH_PERIOD))
-        every = [length for length in every if length >= min(16, asked)]
-        few = [every[0], *every[1:3], asked, *every[-3:]]
-        return sorted(set(few))
+        every = range(asked % LENGTH_PERIOD or LENGTH_PERIOD, longest + 1, LENGTH_PERIOD)
+        return [length for length in every if length >= min(SHORTEST, asked)]
 
 
 def points_for(wanted: Range) -> list[Point]:
@@ -56,21 +57,25 @@ def points_for(wanted: Range) -> list[Point]:
 
     The one asked for comes first. A single sequence is a world of its own (views where there are copies), and so are
     lengths of another class: what is recorded here is for the class of the length asked for. Large batches are recorded
-    at several lengths, as what is longest may be another world too (beyond a sliding window).
+    at several lengths: a point is covered by one that is larger in both, and what is longest may be another world too
+    (beyond a sliding window).
     """
     lengths, asked = wanted.lengths(), wanted.asked
     if asked.batch_size == 1:
-        return [asked, *(Point(1, length) for length in lengths if length != asked.seq_len)]
-    few = [Point(FEW[index % len(FEW)], length) for index, length in enumerate(lengths)]
+        few = [*lengths[:3], lengths[len(lengths) // 2], *lengths[-3:]]
+        return list(dict.fromkeys([asked, *(Point(1, length) for length in few)]))
+    few = [*lengths[:3], asked.seq_len, lengths[-1]]
+    points = [asked, *(Point(FEW[index % len(FEW)], length) for index, length in enumerate(few))]
+    long = {max(length for length in lengths if length <= max(most, lengths[0])) for most in LONG}
     many = [
-        Point(max(min(USUAL_BATCH, USUAL_TOKENS // max(length, 1)), asked.batch_size), length)
-        for length in (lengths[0], asked.seq_len, *lengths[-3::2])
+        Point(max(min(USUAL_BATCH, USUAL_TOKENS // max(length, 1)), 2), length) for length in {*long, *lengths[-2:]}
     ]
-    more = [Point(FEW[index], length) for index, length in enumerate(lengths[:2], 2)]
-    points = [asked, *few, *many, *more, Point(2, lengths[0]), Point(2, lengths[-1])]
-    if len(lengths) == 1:
-        points += [Point(batch, lengths[0]) for batch in (3, 4, 12, 32)]
-    return list(dict.fromkeys(points))
+    points += sorted(many)
+    if USUAL_BATCH * lengths[-1] <= USUAL_TOKENS:  # short ones, of which only large batches have many tokens
+        points += [Point(batch, length) for length in lengths[-2:] for batch in (24, 41)]
+    if len(lengths) < len(FEW):
+        points += [Point(batch, length) for length in lengths for batch in (3, 12)]
+    return list(dict.fromkeys([*points, Point(2, lengths[0]), Point(max(asked.batch_size, 3), lengths[-1])]))
 
 
 def record_program(job: RecordJob, wanted: Range, recorder: Recorder) -> StepProgram:
@@ -102,6 +107,7 @@ class _Recording:
     def program(self, wanted: Range) -> StepProgram:
         asked = wanted.asked
         self._sections[asked] = self._recorded(self._job, asked)
+        wanted = self._reached(wanted)
         self._record(points_for(wanted))
         program = self._made()
         if not any(len(regime.points) > 1 and regime.covers(asked, program.processors) for regime in program.regimes):
@@ -109,6 +115,17 @@ class _Recording:
             program = self._made()
         reason = self._refuted(program, wanted)
         return program if not reason else self._literal(asked, reason)
+
+    def _reached(self, wanted: Range) -> Range:
+        """Return the range with a limit that the model takes: not every configuration states one."""
+        longest = wanted.lengths()[-1]
+        while longest > wanted.asked.seq_len:
+            self._record([Point(2, longest)])
+            if Point(2, longest) in self._sections:
+                break
+            wanted = replace(wanted, length_limit=max(longest // 2, wanted.asked.seq_len))
+            longest = wanted.lengths()[-1]
+        return wanted
 
     def _record(self, points: Sequence[Point]) -> None:
         """Record at more points, as far as the model takes them."""

@@ -52,13 +52,14 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial | None:
     With one point more than terms, a number that is no polynomial is found out. Batch size or length count as
     variables only where they vary among the points: what holds elsewhere is for the caller to limit.
     """
-    if len(points) < 2:
+    num_points = len(set(points))
+    if num_points < 2:
         return None
     if all(value == values[0] for value in values):
         return constant(values[0])
     rows = [monomials_at(point) for point in points]
     columns = _independent(points)
-    for num_terms in range(1, min(MAX_TERMS, len(points) - 1) + 1):
+    for num_terms in range(1, min(MAX_TERMS, num_points - 1) + 1):
         for support in combinations(columns, num_terms):
             solution = _solved(rows, values, support)
             if solution is not None:

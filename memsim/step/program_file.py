@@ -132,6 +132,8 @@ def program_of(data: Mapping[str, Any]) -> StepProgram:
     try:
         if (data["kind"], data["schema"]) != (KIND, SCHEMA) or tuple(data["monomials"]) != MONOMIALS:
             raise OutputError(f"this is no step program of schema {SCHEMA}.")
+        if not data["regimes"]:
+            raise OutputError("this step program knows nothing.")
         reader = _Reader(data["tables"], [Phase(value) for value in data["phases"]])
         return StepProgram(
             processors=Processors(**data["processors"]),
