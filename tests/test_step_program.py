@@ -13,7 +13,7 @@ from memsim.errors import OutputError
 from memsim.record.program import Range, points_for, record_program
 from memsim.step.cut import sections_of
 from memsim.step.fit import Point
-from memsim.step.program import NotCoveredError, difference
+from memsim.step.program import NotCoveredError, difference, joined
 from memsim.step.program_file import program_data, program_of
 from memsim.step.store import ProgramStore
 
@@ -90,6 +90,15 @@ def test_a_program_reads_back_as_it_was_and_takes_few_bytes(program):
     text = json.dumps(program_data(program))
     assert program_of(json.loads(text)) == program
     assert len(gzip.compress(text.encode())) < 30_000
+
+
+def test_two_programs_of_a_model_know_together_what_each_knows(program, recorder):  # noqa: F811
+    single = record_program(CASES["llama"][0], Range(asked=Point(1, 64), length_limit=512), recorder)
+    both = joined(program, single)
+    assert [both.covers(*point) for point in (ASKED, Point(1, 128))] == ["", ""]
+    assert both.evaluate(*ASKED) == program.evaluate(*ASKED)
+    with pytest.raises(ValueError, match="cannot be joined"):
+        joined(program, replace(single, model_class="GPT2LMHeadModel"))
 
 
 @pytest.mark.parametrize("key", ["schema", "tables", "regimes", "monomials", "processors"])

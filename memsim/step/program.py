@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memsim.errors import MemsimError
 from memsim.step.align import Alignment, align
@@ -96,6 +96,20 @@ class StepProgram:
             raise NotCoveredError(self.covers(batch_size, seq_len))
         depths = depths_for(regime.folded, {**self.depths, **(layers or {})})
         return expand(regime.folded, point, depths, self.processors)
+
+
+def joined(known: StepProgram, more: StepProgram) -> StepProgram:
+    """Return what two programs of one model and device tell together; `more` is asked first.
+
+    Raises:
+        ValueError: they are of different models, devices or versions.
+    """
+    of_known, of_more = ((p.processors, p.model_class, dict(p.versions)) for p in (known, more))
+    if of_known != of_more:
+        raise ValueError(f"programs of {of_known} and {of_more} cannot be joined")
+    told = {point for regime in more.regimes for point in regime.points}
+    kept = tuple(regime for regime in known.regimes if not told.issuperset(regime.points))
+    return replace(more, regimes=(*more.regimes, *kept), depths={**known.depths, **more.depths})
 
 
 def depths_for(folded: Folded, wanted: Mapping[str, int]) -> list[int]:
