@@ -11,6 +11,7 @@ on the imaginary GPU: peak requested, allocated, reserved.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections import Counter
@@ -56,8 +57,7 @@ REAL: tuple[tuple[str, dict[str, Any]], ...] = (
 def tiny() -> dict[str, Any]:
     """Return the tiny models of the tests."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    import tiny_models
-
+    tiny_models = importlib.import_module("tiny_models")
     return {name: (tiny_models.config_of(name), model) for name, model in tiny_models.MODELS.items()}
 
 

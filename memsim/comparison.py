@@ -191,7 +191,7 @@ class Comparison:
     @property
     def passed(self) -> bool:
         """Whether something was predicted, all of it within the tolerance, and an out-of-memory error, if any, too."""
-        return bool(self.judged) and not self.wrong_categories and self._peak_is_right and self._oom_is_right
+        return self._num_judged > 0 and not self.wrong_categories and self._peak_is_right and self._oom_is_right
 
     @property
     def verdict(self) -> str:

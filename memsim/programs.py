@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -77,6 +78,11 @@ def checked_source(word: Any, asked_by: str = "step") -> StepSource:
     raise UsageError(f"{asked_by} must be one of {', '.join(get_args(StepSource))}, not {shown(word)}.")
 
 
+def programs_folder() -> Path:
+    """Return where step programs are kept: in the user's cache folder."""
+    return platformdirs.user_cache_path("memsim") / "programs"
+
+
 class StepFinder:
     """Finds the steps of several trainings; one worker records them all, and starts when it is needed.
 
@@ -88,7 +94,7 @@ class StepFinder:
     def __init__(self, source: StepSource, progress: Progress | None = None) -> None:
         self._source = source
         self._progress = progress or (lambda _text: None)
-        self._store = ProgramStore(platformdirs.user_cache_path("memsim") / "programs")
+        self._store = ProgramStore(programs_folder())
         self._programs: dict[str, StepProgram] = {}
         self._recorders: dict[str, Recorder] = {}
         self._open = ExitStack()

@@ -64,6 +64,8 @@ class Tape:
     def section(self, name: str) -> None:
         """Begin a part of a run; see `SectionStart` of memsim/step/trace.py."""
         self.sections.append((self.position(), name))
+        if self.phase == "load" and name != "load":
+            self.enter("gap")  # what is made now prepares the first forward
 
     def enter(self, phase: str) -> None:
         """Begin a phase, outside of any module."""
