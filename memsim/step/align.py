@@ -27,6 +27,9 @@ EmbeddingBackwardKernel.cu @2.13): ids sorted (0) and their places (1), a range 
 where each id begins (5, 6) with a range and storage (7, 8), its partial sums (9, 10, 12, 13; storage 11), rows (14)."""
 
 
+_LAST = _SORT.index("f14")
+_SORTS = (_SORT, (*_SORT[:_LAST], "a15", "f15", *_SORT[_LAST:]))
+"""With few rows of 16 bits the sums of all rows in 32 bits come last (15)."""
 RNG_BYTES = (16, 8)
 """The random state that flash attention makes last: two 64-bit integers and one that is not used (`mha_fwd`,
 aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp @2.13)."""
@@ -109,12 +112,13 @@ def _stripped(section: Section) -> list[_Core]:
     index = 0
     while index < len(events):
         pair = None
-        if _sorts_at(events, index):
+        length = next((len(events_of) for events_of in _SORTS if _is_at(events_of, events, index)), 0)
+        if length:
             four = index + _SORT.index("gradient")
-            before, event, after = events[index:four], events[four], events[four + 1 : index + len(_SORT)]
+            before, event, after = events[index:four], events[four], events[four + 1 : index + length]
             keys[event.key] = len(keys)
             result.append(_Core(event._replace(key=keys[event.key]), (), before, after, "sorts"))
-            index += len(_SORT)
+            index += length
             continue
         if result and _splits_at(events, index):
             first, second = (events[i]._replace(key=len(keys) + i - index - 2) for i in (index + 2, index + 3))
@@ -184,13 +188,13 @@ def _splits_at(events: Sequence[SectionEvent], index: int) -> bool:
     )
 
 
-def _sorts_at(events: Sequence[SectionEvent], index: int) -> bool:
-    """Whether the backward of an embedding that sorts begins here."""
-    found = events[index : index + len(_SORT)]
-    if len(found) < len(_SORT) or events[index].action != "alloc":
+def _is_at(pattern: Sequence[str], events: Sequence[SectionEvent], index: int) -> bool:
+    """Whether the events of a pattern, a form of `_SORT`, begin here."""
+    found = events[index : index + len(pattern)]
+    if len(found) < len(pattern) or events[index].action != "alloc":
         return False
     made: dict[int, str] = {}
-    for event, expected in zip(found, _SORT, strict=True):
+    for event, expected in zip(found, pattern, strict=True):
         if event.action == "alloc":
             if expected[0] == "f":
                 return False
