@@ -12,7 +12,7 @@ from memsim.built_optimizer import config_of_built, is_built_optimizer
 from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
 from memsim.errors import UnknownNameError, UsageError, shown
 from memsim.model import ModelSpec
-from memsim.optimizers import Assignment, OptimizerRule, assign, resolve_groups, resolve_optimizer, state_of
+from memsim.optimizers import Assignment, OptimizerRule, assign_in_loop, resolve_groups, resolve_optimizer, state_of
 from memsim.optimizers.state import OptimizerState
 from memsim.optimizers.step_peaks import StepPeaks
 from memsim.prediction import TRAINER_GRAD_NORM
@@ -241,8 +241,9 @@ def estimate_spec(spec: ModelSpec, config: TrainingConfig, finder: StepFinder) -
         UsageError: an option that cannot be.
         ModelError: the step was to be recorded, and the model cannot be.
     """
-    parts = assign(config.optimizer, spec.table)
-    optimizer, state, step = parts[-1][0], state_of(parts), StepPeaks(parts)
+    parts = assign_in_loop(config.optimizer, spec.table, in_trainer=config.loop == "trainer")
+    optimizer = resolve_optimizer(config.optimizer.name, config.optimizer.args, config.optimizer.impl)
+    state, step = state_of(parts), StepPeaks(parts)
     config = resolved(config, spec, optimizer.args)
     unknown = tuple(
         Unmodeled(what=f"temporaries of {name}.step()", where="optimizer step", reason=f"{reason}.")

@@ -10,7 +10,7 @@ from typing import Literal
 from memsim.config import TrainingConfig
 from memsim.ledger import Category, Phase
 from memsim.model import ModelSpec, ParameterSpec
-from memsim.optimizers import Assignment, assign, state_of
+from memsim.optimizers import Assignment, assign_in_loop, state_of
 from memsim.optimizers.gradients import clip_grad_norm_events
 from memsim.optimizers.rules import StateEntry
 from memsim.optimizers.state import OptimizerState
@@ -142,7 +142,7 @@ def static_prediction(
     Raises:
         UsageError: the optimizer does not take a parameter that it is given.
     """
-    parts = assign(config.optimizer, spec.table)
+    parts = assign_in_loop(config.optimizer, spec.table, in_trainer=config.loop == "trainer")
     static = _Static(spec=spec, parts=parts, state=state_of(parts), settings=settings)
     clip = config.max_grad_norm if config.max_grad_norm is not None or config.loop != "trainer" else TRAINER_GRAD_NORM
     reasons = tuple(_unmodelled(parts))

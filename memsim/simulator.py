@@ -8,7 +8,7 @@ from typing import Any
 from memsim.config import TrainingConfig
 from memsim.errors import MemsimError
 from memsim.estimator import check_choices, chosen_config, chosen_source, estimate_spec, model_spec
-from memsim.optimizers import assign
+from memsim.optimizers import assign_in_loop
 from memsim.programs import StepFinder, StepSource
 from memsim.results import Unmodeled
 from memsim.simulated_run import SimulatedRun, simulated_run
@@ -50,5 +50,5 @@ def simulate(
             )
         found = finder.find(spec, estimate.config)  # at hand since the estimate
     assert not isinstance(found, Unmodeled), "the estimate has it"
-    parts = assign(config.optimizer, spec.table)
+    parts = assign_in_loop(config.optimizer, spec.table, in_trainer=config.loop == "trainer")
     return simulated_run(estimate, compose(found.sections, parts, estimate.config))

@@ -15,7 +15,7 @@ from memsim.errors import MemsimError, MissingPackageError, UnknownNameError, Us
 from memsim.estimator import chosen_source, model_spec, resolved, training_config
 from memsim.ledger import Phase
 from memsim.model import ModelSpec
-from memsim.optimizers import assign, resolve_optimizer
+from memsim.optimizers import assign_in_loop, resolve_optimizer
 from memsim.prediction import Prediction, prediction_of_trace, static_prediction
 from memsim.programs import FoundStep, Progress, StepFinder, StepSource
 from memsim.record.job import RecordJob
@@ -203,7 +203,7 @@ def predicted(
         return static_prediction(spec, config, num_steps=options.num_steps, settings=None)
     with StepFinder(source, progress) as finder:
         found = finder.find(spec, config)
-    parts = assign(config.optimizer, spec.table)
+    parts = assign_in_loop(config.optimizer, spec.table, in_trainer=config.loop == "trainer")
     reason = found.reason if isinstance(found, Unmodeled) else next(unmodelled_steps(parts), "")
     if isinstance(found, Unmodeled) or reason:
         static = static_prediction(spec, config, num_steps=options.num_steps, settings=AllocatorSettings())

@@ -11,7 +11,7 @@ from memsim.config import OptimizerConfig, ParameterGroup, TrainingConfig
 from memsim.errors import MemsimError
 from memsim.gpus import find_gpu
 from memsim.ledger import Category, Phase
-from memsim.optimizers import assign
+from memsim.optimizers import assign, assign_in_loop
 from memsim.record.job import RecordJob
 from memsim.record.meta import build_from_config
 from memsim.record.recorder import Recorder
@@ -158,6 +158,8 @@ TRAININGS = {
     "scaled, fused": {"autocast": "float16", "optimizer": OptimizerConfig(name="adamw_torch_fused")},
     "kept gradients": {"zero_grad_set_to_none": False, "optimizer": OptimizerConfig(name="adafactor")},
     "checkpointing": {"activation_checkpointing": True, "optimizer": OptimizerConfig(name="torch.optim.Adagrad")},
+    "Trainer": {"loop": "trainer", "max_grad_norm": 1.0},
+    "Accelerate": {"loop": "accelerate", "autocast": "bfloat16", "max_grad_norm": 1.0},
     "8-bit": {"optimizer": OptimizerConfig(name="adamw_bnb_8bit")},
     "two groups": {
         "optimizer": OptimizerConfig(
@@ -198,7 +200,8 @@ def peaks(worker, config, training, table, alloc_conf):
     recorded = worker.record(RecordJob(config=config, training=training))
     real = worker.record(RecordJob(config=config, training=training, kind="run")).trace.stats
     evaluated = {section.name: section for section in sections_of(recorded.trace)}
-    composed = compose(evaluated, assign(training.optimizer, table), training)
+    parts = assign_in_loop(training.optimizer, table, in_trainer=training.loop == "trainer")
+    composed = compose(evaluated, parts, training)
     peak = replay(composed, DEVICE, AllocatorConfig.parse(alloc_conf)).peak
     told = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes)
     return told, (real.peak_requested_bytes, real.peak_allocated_bytes, real.peak_reserved_bytes)
@@ -223,3 +226,23 @@ def test_a_catalog_model_is_composed_like_any_other(recorder):
     )
     told, counted = peaks(worker, dict(model.config), training, model.table, alloc_conf)
     assert told == counted
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_trainers_two_groups_are_those_of_the_real_trainer(family, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    from memsim.record.training.build import build_model
+
+    config = {**(SMALL if family in {"llama", "bert"} else {}), **MODELS[family], "model_type": family}
+    model = build_model(config, TrainingConfig(task=TASKS[family], dtype="float32"), weights="real")
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), optim="adamw_torch", weight_decay=0.1, use_cpu=True, report_to=[]
+    )
+    real = Trainer(model=model, args=arguments).create_optimizer()
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [([names[id(p)] for p in group["params"]], group["weight_decay"]) for group in real.param_groups]
+    table = build_from_config(config, task=TASKS[family], dtype="float32").table
+    optimizer = OptimizerConfig(name="adamw_torch", args={"weight_decay": 0.1})
+    parts = assign_in_loop(optimizer, table, in_trainer=True)
+    assert [([p.name for p in given], part.args["weight_decay"]) for part, given in parts] == groups

@@ -1,7 +1,7 @@
 """Optimizer rules: from parameter shapes and dtypes to the exact state of every optimizer memsim knows."""
 
 from memsim.optimizers import names as _names  # noqa: F401  (registers torch, transformers and bitsandbytes)
-from memsim.optimizers.grouping import Assignment, assign, resolve_groups, state_of
+from memsim.optimizers.grouping import Assignment, assign, assign_in_loop, resolve_groups, state_of
 from memsim.optimizers.registry import (
     OptimizerName,
     ResolvedOptimizer,
@@ -25,6 +25,7 @@ __all__ = [
     "StepEvent",
     "UnmodelledStepError",
     "assign",
+    "assign_in_loop",
     "derive_state",
     "group_step_events",
     "names",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memsim.config import OptimizerConfig, ParameterGroup
 from memsim.model import ParameterSpec, ParameterTable
-from memsim.optimizers.registry import ResolvedOptimizer, register, resolve_optimizer
+from memsim.optimizers.registry import ResolvedOptimizer, names, register, resolve_optimizer
 from memsim.optimizers.rules import Arguments, Entries, StateEntry
 from memsim.optimizers.state import OptimizerState, derive_state
 from memsim.optimizers.step import Tape, register_step
@@ -59,6 +60,36 @@ def assign(config: OptimizerConfig, table: ParameterTable) -> Assignment:
         parts.append((optimizer, [p for p in mine if p.requires_grad or group.holds_frozen]))
     base = resolve_optimizer(config.name, config.args, config.impl)
     return [*parts, (base, [p for p in left.values() if p.requires_grad])]
+
+
+def assign_in_loop(config: OptimizerConfig, table: ParameterTable, *, in_trainer: bool) -> Assignment:
+    """Return the same as a loop hands the parameters over: the Trainer makes two groups of what no group covers.
+
+    Weight decay is for the parameters that are neither biases nor of a normalization: the others follow as a group
+    without it (`Trainer.create_optimizer` and `get_decay_parameter_names`, transformers/trainer.py:1273, 1408 @5.24.0).
+
+    Raises:
+        UnknownNameError: no such optimizer or argument.
+        UsageError: an argument of the wrong type, or a pattern that covers no parameter.
+    """
+    parts = assign(config, table)
+    base, parameters = parts[-1]
+    own = names().get(config.name)
+    if not in_trainer or config.groups or own is None or own.framework != "transformers":
+        return parts
+    decayed = [p for p in parameters if _is_decayed(p)]
+    others = [p for p in parameters if not _is_decayed(p)]
+    if not decayed or not others:
+        return parts
+    args = {**base.args, "weight_decay": 0.0} if "weight_decay" in base.args else base.args
+    return [(base, decayed), (replace(base, args=args), others)]
+
+
+_NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+def _is_decayed(parameter: ParameterSpec) -> bool:
+    return parameter.module_class != "LayerNorm" and not _NOT_DECAYED.search(parameter.name.lower())
 
 
 def state_of(parts: Assignment) -> OptimizerState:
