@@ -42,7 +42,9 @@ def _run(command: str) -> str:
     process = subprocess.run(
         [sys.executable, "-m", *words], capture_output=True, text=True, check=False, env={**os.environ, "NO_COLOR": "1"}
     )
-    return process.stdout + process.stderr
+    # What begins is told on stderr, and only where nothing is kept yet.
+    notes = [line for line in process.stderr.splitlines(keepends=True) if not line.startswith("memsim: ")]
+    return process.stdout + "".join(notes)
 
 
 def _console(match: re.Match[str]) -> str:

@@ -41,9 +41,12 @@ def held_parts(held: Held) -> Iterable[Table | Text]:
         table.add_row(f"{len(rest)} more", format_bytes(nbytes), _share(nbytes, held.allocated_bytes), "")
     yield table
     yield Text("\nLargest tensors", style="bold")
-    table = plain_table(("tensor", "bytes", "category", "shape", "dtype", "line"))
+    columns: tuple[str, ...] = ("tensor", "bytes", "category", "shape", "dtype", "line")
+    if not any(tensor.holder.line or tensor.holder.library_line for tensor in held.tensors):
+        columns = columns[:-1]  # a step program has no lines of code
+    table = plain_table(columns)
     for tensor in held.tensors:
-        table.add_row(*_tensor_row(tensor))
+        table.add_row(*_tensor_row(tensor)[: len(columns)])
     yield table
 
 

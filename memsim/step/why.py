@@ -92,4 +92,6 @@ def _described(same: Sequence[HeldTensor]) -> str:
 
 def _name(tensor: HeldTensor) -> str:
     holder = tensor.holder
+    if holder.category is Category.WORKSPACE:
+        return "cuBLAS workspace"
     return " ".join(filter(None, (folded_module(holder.module), holder.op)))
