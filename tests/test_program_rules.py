@@ -143,6 +143,10 @@ def test_numbers_that_are_no_polynomial_are_not_fitted():
     assert fit(POINTS, [4096 * b * s + (s == 192) for b, s in POINTS]) is None
     assert fit(POINTS, [max(b * s, 500) for b, s in POINTS]) is None
     assert fit(POINTS[:1], [1]) is None
+    # Rounded up to 128: through three lengths goes a parabola, at however many batch sizes.
+    lengths = {256: 256, 448: 512, 512: 512}
+    points = [Point(b, s) for s in lengths for b in (2, 4, 7, 24)]
+    assert fit(points, [48 * b * lengths[s] for b, s in points]) is None
 
 
 def test_a_fit_needs_a_point_more_than_it_has_terms():

@@ -9,6 +9,8 @@ from math import lcm
 from typing import NamedTuple
 
 MONOMIALS = ("1", "B", "S", "B*S", "S*S", "B*S*S", "B*B")
+_POWERS = ((0, 1, 0, 1, 0, 1, 2), (0, 0, 1, 1, 2, 2, 0))
+"""Powers of batch size and of length in each of `MONOMIALS`."""
 MAX_TERMS = 4
 """Terms of one size; recorded ones have at most three (a key-value cache with a prefix, say)."""
 
@@ -49,8 +51,9 @@ def monomials_at(point: Point) -> tuple[int, ...]:
 def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial | None:
     """Return the polynomial of fewest terms through all points, or `None` if there is none with a point to spare.
 
-    With one point more than terms, a number that is no polynomial is found out. Batch size or length count as
-    variables only where they vary among the points: what holds elsewhere is for the caller to limit.
+    With one point more than terms, and one batch size and length more than their powers, a number that is no polynomial
+    is found out. Batch size or length count as variables only where they vary among the points: what holds elsewhere is
+    for the caller to limit.
     """
     num_points = len(set(points))
     if num_points < 2:
@@ -62,9 +65,18 @@ def fit(points: Sequence[Point], values: Sequence[int]) -> Polynomial | None:
     for num_terms in range(1, min(MAX_TERMS, num_points - 1) + 1):
         for support in combinations(columns, num_terms):
             solution = _solved(rows, values, support)
-            if solution is not None:
+            if solution is not None and _is_proved(points, support):
                 return _polynomial(support, solution)
     return None
+
+
+def _is_proved(points: Sequence[Point], support: Sequence[int]) -> bool:
+    """Whether there are more batch sizes, and more lengths, than powers of them: else any values would fit."""
+    for variable, powers in enumerate(_POWERS):
+        num_values = len({point[variable] for point in points})
+        if 1 < num_values <= len({powers[column] for column in support}):
+            return False
+    return True
 
 
 def _independent(points: Sequence[Point]) -> tuple[int, ...]:
