@@ -13,6 +13,7 @@ from memsim.config import TrainingConfig
 from memsim.cuda_context import cuda_context
 from memsim.errors import MemsimError, MissingPackageError, UnknownNameError, UsageError, shown
 from memsim.estimator import chosen_source, model_spec, resolved, training_config
+from memsim.gpus import all_gpus
 from memsim.ledger import Phase
 from memsim.model import ModelSpec
 from memsim.optimizers import assign_in_loop, resolve_optimizer
@@ -180,6 +181,8 @@ def verify_by_name(
     """
     device = options.device or first_device()
     spec, config = _resolved(model, config, progress)
+    if device == "cuda" and config.gpu is None:
+        config = replace(config, gpu=_name_of_this_gpu())
     prediction = predicted(spec, config, options, device, source=source, progress=progress)
     job = RecordJob(config=dict(spec.config), training=config, kind="run", num_steps=options.num_steps)
     measured = _measure(device, job, progress or (lambda _text: None))
@@ -213,6 +216,16 @@ def predicted(
     trace = _simulated(script, config, found, context_bytes)
     notes = (*spec.assumptions, *found.assumptions)
     return prediction_of_trace(trace, model=spec.name, config=config, notes=notes)
+
+
+def _name_of_this_gpu() -> str | None:
+    """Return the first GPU of this machine as the driver names it; `None` where memsim does not know it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None  # the run will say so
+    name = str(torch.cuda.get_device_name(0))
+    return name if any(gpu.name == name for gpu in all_gpus()) else None
 
 
 def _simulated(script: Script, config: TrainingConfig, found: FoundStep, context_bytes: int) -> StepTrace:
