@@ -1,4 +1,4 @@
-"""The script that measures a matrix of trainings on a GPU: its cases, its rows, and that it goes on where it stopped."""
+"""The script that measures trainings on a GPU: its cases, its rows, and that it goes on where it stopped."""
 
 import importlib
 import json
