@@ -79,9 +79,10 @@ def whole_step(
     """
     script, gpu = compose(sections, parts, config), chosen_gpu(config)
     context = cuda_context(gpu.name)
-    endless = simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES)
-    limited, fit = (None, None) if config.gpu is None else _fit(script, config, gpu, endless, recorded)
-    shown = limited if limited is not None else endless
+    if config.gpu is None:
+        shown, fit = simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES), None
+    else:
+        shown, fit = _on_named_gpu(script, config, gpu, recorded)
     return Step(
         whole=WholeStep(
             peak=replace(shown.peak, device_bytes=shown.peak.reserved_bytes + context.nbytes),
@@ -119,22 +120,21 @@ def simulate_on(
     return replay(script, device, settings, context_bytes=context_bytes, keep_events=keep_events)
 
 
-def _fit(
-    script: Script, config: TrainingConfig, gpu: GPU, endless: Simulation, recorded: Recorded
-) -> tuple[Simulation | None, Fit]:
-    """Return the step on the named GPU, `None` where it does not fit there, and how it fits."""
+def _on_named_gpu(script: Script, config: TrainingConfig, gpu: GPU, recorded: Recorded) -> tuple[Simulation, Fit]:
+    """Return the step on a GPU, or on one without end where it does not fit there, and how it fits."""
     context_bytes = cuda_context(gpu.name).nbytes
     limited = simulate_on(script, config, recorded, total_bytes=gpu.memory_bytes, context_bytes=context_bytes)
     fits = limited.oom is None
+    shown = limited if fits else simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES)
     fit = Fit(
         gpu=gpu.name,
         total_bytes=gpu.memory_bytes,
         context_bytes=context_bytes,
-        needed_bytes=(limited if fits else endless).peak.reserved_bytes + context_bytes,
+        needed_bytes=shown.peak.reserved_bytes + context_bytes,
         fits=fits,
         num_retries=limited.num_retries,
     )
-    return (limited if fits else None), fit
+    return shown, fit
 
 
 def _unreached(sections: Mapping[SectionName, Section], parts: Assignment) -> Iterator[str]:
