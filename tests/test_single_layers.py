@@ -1,6 +1,6 @@
 """Single layers of plain torch and transformers take on the imaginary GPU what others measured on real ones.
 
-The rows, their sources and the reasons of the misses are in `benchmarks/single_layers.py`.
+The rows, their sources and what is known of the misses are in `benchmarks/single_layers.py`.
 """
 
 import sys
@@ -17,7 +17,7 @@ import single_layers
 
 @needs_shared
 @pytest.mark.usefixtures("installation")
-def test_single_layers_take_what_was_measured_on_real_gpus_or_miss_for_a_named_reason():
+def test_single_layers_take_what_was_measured_on_real_gpus_or_miss_in_a_known_way():
     rows = single_layers.read_rows()
     made = single_layers.record(rows)
     assert {one.row.case_id for one in made} == {row.case_id for row in rows}
