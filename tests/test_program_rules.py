@@ -6,7 +6,7 @@ from gpu_fixture import installation, on_gpu  # noqa: F401
 from memsim.gpus import find_gpu
 from memsim.step.fit import Point, Polynomial, fit, monomials_at
 from memsim.step.flash_splits import num_splits
-from memsim.step.fold import repetition
+from memsim.step.layers import repetition
 from memsim.step.reduction import Processors, ReductionForm, scratch
 from memsim.step.sorting import SORTED_ABOVE, num_segments, passes_for, scan_bytes, sort_bytes, unique_bytes
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from memsim.ledger import Phase
 from memsim.step.fit import Polynomial
 from memsim.step.fitted import FittedEvent, FittedSection, HolderRule, PairRule
-from memsim.step.layers import Place, Stack, Text, place_of, stacks_in, text_of
+from memsim.step.layers import Place, Stack, Text, place_of, repetition, stacks_in, text_of
 from memsim.step.rules import Condition, ReductionRule, Rule
 from memsim.step.section import SectionName
 from memsim.step.trace import Holder
@@ -392,22 +392,3 @@ def _follows(run: Sequence[_Visit], visit: _Visit) -> bool:
     step = visit.layer[1] - last[1]
     before = run[-2].layer if len(run) > 1 else None
     return abs(step) == 1 if before is None else step == last[1] - before[1]
-
-
-def repetition(kinds: Sequence[int], known_period: int | None = None) -> tuple[int, int, int] | None:
-    """Return where a sequence repeats: first index, period and end of its longest stretch of two periods or more.
-
-    Of stretches of one length that which ends last, and of its periods the shortest; `None` if nothing repeats.
-    """
-    periods = range(1, len(kinds) // 2 + 1) if known_period is None else (known_period,)
-    best: tuple[int, int, int] | None = None
-    for period in periods:
-        start = 0
-        for index in range(len(kinds) - period + 1):
-            if index < len(kinds) - period and kinds[index] == kinds[index + period]:
-                continue
-            end = index + period
-            if end - start >= 2 * period and (best is None or (end - start, end) > (best[2] - best[0], best[2])):
-                best = (start, period, end)
-            start = index + 1
-    return best

@@ -111,3 +111,22 @@ def name_of(text: Text, here: int, depths: Sequence[int]) -> str:
     if text.place is None:
         return text.before
     return f"{text.before}{text.place.number(here, depths[text.stack])}{text.after}"
+
+
+def repetition(kinds: Sequence[int], known_period: int | None = None) -> tuple[int, int, int] | None:
+    """Return where a sequence repeats: first index, period and end of its longest stretch of two periods or more.
+
+    Of stretches of one length that which ends last, and of its periods the shortest; `None` if nothing repeats.
+    """
+    periods = range(1, len(kinds) // 2 + 1) if known_period is None else (known_period,)
+    best: tuple[int, int, int] | None = None
+    for period in periods:
+        start = 0
+        for index in range(len(kinds) - period + 1):
+            if index < len(kinds) - period and kinds[index] == kinds[index + period]:
+                continue
+            end = index + period
+            if end - start >= 2 * period and (best is None or (end - start, end) > (best[2] - best[0], best[2])):
+                best = (start, period, end)
+            start = index + 1
+    return best
