@@ -26,7 +26,7 @@ from memsim.record.recorder import Recorder
 from memsim.record.training.lengths import POSITION_KEYS
 from memsim.results import Recorded, Unmodeled
 from memsim.step.fit import Point
-from memsim.step.program import LENGTH_PERIOD, StepProgram
+from memsim.step.program import LENGTH_PERIOD, StepProgram, joined
 from memsim.step.section import Section, SectionName
 from memsim.step.store import ProgramStore
 from memsim.whole_step import chosen_gpu
@@ -158,7 +158,8 @@ class StepFinder:
         name = json.dumps(key, sort_keys=True)
         kept = self._programs.get(name) or (self._store.load(key) if self._source != "record" else None)
         if kept is None or kept.covers(*point):
-            kept = self._recorded(job, gpu, spec, point)
+            new = self._recorded(job, gpu, spec, point)
+            kept = new if kept is None else joined(kept, new)
             self._store.save(key, kept)
         self._programs[name] = kept
         self._tell_notes()
