@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
-
 import optimizer_oracle as oracle
 import pytest
 import step_oracle
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from storage_tracker import StorageEvent, StorageTracker
+from storage_tracker import StorageTracker
 from transformers.optimization import Adafactor
 
 from memsim.optimizers import resolve_optimizer
@@ -66,26 +64,13 @@ def test_state_is_the_real_one_for_any_shapes(shapes, beta1, dtype):
 
 def track_step(optimizer, parameters):
     """Run one real step; the `RMS` of the step before, which the step replaces, is seen to die."""
-    old = [state["RMS"].untyped_storage() for state in optimizer.state.values()]
-    gradients = [p.grad for p in parameters.values()]
-    tracker = StorageTracker([*parameters.values(), *gradients, *oracle.state_tensors(optimizer)])
-    watched = [weakref.ref(storage, _death_of(storage, tracker)) for storage in old]
-    del old
+    replaced = [state["RMS"] for state in optimizer.state.values()]
+    kept = [t for t in oracle.state_tensors(optimizer) if not any(t is rms for rms in replaced)]
+    tracker = StorageTracker([*parameters.values(), *(p.grad for p in parameters.values()), *kept], mortal=replaced)
+    del replaced
     with tracker:
         optimizer.step()
-    assert all(reference() is None for reference in watched)
     return tracker
-
-
-def _death_of(storage, tracker):
-    key, event = storage._cdata, StorageEvent("free", 4, storage.device.type)
-
-    def died(_):
-        # A new storage may get the address of the dead one.
-        tracker._known.discard(key)
-        tracker.events.append(event)
-
-    return died
 
 
 def assert_steps(options, dtype, shapes=None, device="cpu"):
