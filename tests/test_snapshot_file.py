@@ -479,7 +479,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
         refused(path, "no regular file")
-    refused(tmp_path / "missing", "cannot read .*missing': No such file")
+    refused(tmp_path / "missing", "cannot read .*: No such file")
 
 
 @pytest.mark.parametrize(
