@@ -11,7 +11,7 @@ from typing import Any
 
 from memsim.errors import MemsimError
 from memsim.step import StepTrace, TraceEvent
-from memsim.step.blocks import Block, BlockReplay, Segment, has_segments
+from memsim.step.blocks import Block, Segment, block_replay_of, has_segments
 
 _PROTOCOL = 4
 """The viewer in the browser reads pickles of protocol 2 to 4."""
@@ -27,7 +27,7 @@ def snapshot_of(trace: StepTrace) -> dict[str, Any]:
         raise MemsimError(
             "a snapshot shows the segments of CUDA's allocator: this run was on the CPU and has no segments."
         )
-    replay = BlockReplay(trace.settings, trace.start)
+    replay = block_replay_of(trace)
     for event in trace.events:
         replay.apply(event)
     divisions = trace.settings.roundup_power2_divisions or (0,) * 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from gpu_fixture import installation, on_gpu  # noqa: F401
 
 # ruff: noqa: F811
@@ -109,6 +110,98 @@ print(json.dumps(result))
             replayed, real = one[name]
             assert replayed == real, name
         assert (one["wrong"], one["passed"], one["steps"]) == ([], True, 2)
+
+
+START = """
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+batch = torch.randn(64, 300, device="cuda")
+model(batch).sum().backward()
+optimizer.step()  # the gradients stay
+whole = torch.empty(115 * 2**20, dtype=torch.uint8, device="cuda")
+del whole
+gone = [torch.empty(25 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+kept.append(torch.empty(15 * 2**20, dtype=torch.uint8, device="cuda"))  # behind 100 MiB that are free
+del gone
+
+real = {}
+for block in (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]):
+    if block["state"] == "active_allocated":
+        real[block["address"]] = block["size"]
+def bytes_of(tensors):
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    return sum(real.pop(address) for address in list(real) if address in addresses)
+
+state = [tensor for one in optimizer.state.values() for tensor in one.values() if tensor.is_cuda]
+there = {
+    "parameter": bytes_of(model.parameters()),
+    "buffer": bytes_of(model.buffers()),
+    "gradient": bytes_of(parameter.grad for parameter in model.parameters()),
+    "optimizer_state": bytes_of(state),
+    "input": bytes_of([batch, *kept]),  # waiting for the first forward
+    "workspace": sum(real.values()),
+}
+live, requested = torch.cuda.memory_allocated(), torch.cuda.memory_stats()["requested_bytes.all.current"]
+torch.cuda.reset_peak_memory_stats()
+with memsim.measure_steps(model, optimizer) as run:
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    stats = torch.cuda.memory_stats()
+trace = run.measurement.trace
+replayed = occupancy(trace)
+load = replayed.phases[0]
+first = held_at(trace, -1)
+names = sorted(t.holder.name for t in first if t.holder.name)
+again = occupancy(trace_of(json.loads(json.dumps(trace.to_dict()))))
+print(json.dumps({
+    "there": there, "load": load.end_by_category, "peak": load.by_category, "phase": load.phase.value,
+    "live": [load.peak_allocated_bytes, load.end_allocated_bytes, live],
+    "requested": [sum(t.requested_bytes for t in first), requested],
+    "names": names,
+    "after": [
+        [replayed.peak_allocated_bytes, stats["allocated_bytes.all.peak"]],
+        [replayed.peak_requested_bytes, stats["requested_bytes.all.peak"]],
+        [replayed.peak_reserved_bytes, stats["reserved_bytes.all.peak"]],
+        [replayed.phases[-1].end_allocated_bytes, stats["allocated_bytes.all.current"]],
+    ],
+    "held": [sum(t.allocated_bytes for t in replayed.held), replayed.peak_allocated_bytes],
+    "shown": max(m.allocated_bytes - sum(m.by_category.values()) for m in timeline_of(trace, 50).moments),
+    "saved": again == replayed,
+    "segments": [
+        sum(b["size"] for s in snapshot_of(trace)["segments"] for b in s["blocks"] if b["state"] == "active_allocated"),
+        stats["allocated_bytes.all.current"],
+    ],
+    "requests": {kind.value: nbytes for kind, nbytes in requests_by_phase(trace)[0].peak.items()},
+}))
+"""
+
+
+@pytest.mark.parametrize("config", ["", "roundup_power2_divisions:4", "expandable_segments:True"])
+def test_what_is_there_when_a_measurement_begins_is_its_start_and_keeps_its_names(on_gpu, config):
+    imports = """
+from memsim.snapshot import snapshot_of
+from memsim.step import trace_of
+from memsim.step.peaks import held_at
+from memsim.step.requests import requests_by_phase
+from memsim.step.timeline import timeline_of
+"""
+    found = on_gpu(SETUP + USED_BEFORE + imports + START, PYTORCH_CUDA_ALLOC_CONF=config)
+    there = {name: nbytes for name, nbytes in found["there"].items() if nbytes}
+    assert found["phase"] == "load"
+    assert found["load"] == found["peak"] == there
+    assert len(set(found["live"])) == 1, found["live"]
+    assert sum(there.values()) == found["live"][0]
+    parameters = [f"{module}.{name}" for module in ("down", "norm", "up") for name in ("bias", "weight")]
+    of_a_parameter = ("", "", "exp_avg of ", "exp_avg_sq of ")  # itself, its gradient and its state
+    buffers = ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]
+    assert found["names"] == sorted(buffers + [prefix + name for prefix in of_a_parameter for name in parameters])
+    for replayed, real in (found["requested"], *found["after"], found["held"], found["segments"]):
+        assert replayed == real
+    assert (found["shown"], found["saved"]) == (0, True)
+    assert set(found["requests"]) == set(there)
+    if config == "expandable_segments:True":  # whose blocks are split down to the last 512 bytes
+        assert found["requests"] == there
 
 
 def test_memory_that_runs_out_is_a_result_and_the_process_goes_on(on_gpu):

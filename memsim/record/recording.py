@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memsim.allocator.state import BlockState, SegmentState
 from memsim.errors import MemsimError
 from memsim.ledger import Category, Phase
 from memsim.step import (
@@ -108,8 +109,13 @@ def read_recording(path: Path) -> Recording:
         raise MemsimError(f"the recording {path.name} cannot be read: {error!r}.") from error
 
 
-def recording_of(data: Mapping[str, Any]) -> Recording:
-    """Return the recording that a watch has gathered; `write_recording` says in which form."""
+def recording_of(data: Mapping[str, Any], start: tuple[SegmentState, ...] = ()) -> Recording:
+    """Return the recording that a watch has gathered.
+
+    Args:
+        data: as `gathered` returns it.
+        start: what the allocator held before the first event.
+    """
     marks = _resolved([_Mark(*row) for row in data["marks"]])
     ooms = tuple(_oom_of(item, marks) for item in data["ooms"])
     last_step = max((m.position for m in marks if m.phase == Phase.OPTIMIZER_STEP), default=-1)
@@ -118,7 +124,7 @@ def recording_of(data: Mapping[str, Any]) -> Recording:
         stopped=data["ended"] == "stopped",
         ended_by_oom=data["ended_by_oom"],
         num_steps=data["num_steps"],
-        trace=_trace_of(data, marks),
+        trace=_trace_of(data, marks, start),
         ooms=ooms,
         oom_is_last=bool(ooms) and data["ooms"][-1]["position"] >= last_step,
         notes=tuple(data["notes"]),
@@ -142,11 +148,12 @@ def _resolved(marks: Sequence[_Mark]) -> list[_Mark]:
     return result
 
 
-def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark]) -> StepTrace:
+def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark], start: tuple[SegmentState, ...]) -> StepTrace:
+    before = [block for segment in start for block in segment.blocks if block.state != "inactive"]
     events = list(
         zip(*(data["events"][name] for name in ("action", "address", "nbytes", "stream", "line")), strict=True)
     )
-    lives, life_of = _lives(events, data["lines"], data["sightings"], marks)
+    lives, life_of = _lives(before, events, data["lines"], data["sightings"], marks)
     counts = _positions(events)
     raw = [_Mark(*row) for row in data["marks"]]
     judge = _Judge(marks=marks, raw=raw, position=data["position"], workspaces=_workspace_sizes(data))
@@ -174,6 +181,8 @@ def _trace_of(data: Mapping[str, Any], marks: Sequence[_Mark]) -> StepTrace:
         sections=tuple(
             SectionStart(name=name, event_index=bisect_left(counts, position)) for position, name in data["sections"]
         ),
+        start=start,
+        start_holders={block.address: holder for block, holder in zip(before, holders, strict=False)},
     )
 
 
@@ -197,15 +206,19 @@ def _spans(marks: Sequence[_Mark], mark_of: Sequence[int]) -> Iterator[Span]:
 
 
 def _lives(
+    before: Sequence[BlockState],
     events: Sequence[tuple[Any, ...]],
     lines: Sequence[Sequence[Any]],
     sightings: Iterable[list[Any]],
     marks: Sequence[_Mark],
 ) -> tuple[list[_Life], list[tuple[int, int]]]:
-    """Return every block's life, and for each event the index of its mark and of its life (-1: none)."""
-    lives: list[_Life] = []
+    """Return every block's life, and for each event the index of its mark and of its life (-1: none).
+
+    The lives of the blocks `before` the first event come first.
+    """
+    lives = [_life_before(block) for block in before]
     of_event: list[tuple[int, int]] = []
-    living: dict[int, int] = {}
+    living = {block.address: index for index, block in enumerate(before)}
     seen = iter(sightings)
     waiting = next(seen, None)
     mark = position = 0
@@ -230,6 +243,13 @@ def _lives(
         _attach(waiting, lives, living)
         waiting = next(seen, None)
     return lives, of_event
+
+
+def _life_before(block: BlockState) -> _Life:
+    """Return the life of a block that was there before the first event."""
+    life = _Life(block.requested_bytes, 0, 0, "", "", False)
+    life.freed = 0 if block.state == "active_pending_free" else None
+    return life
 
 
 def _attach(sighting: list[Any], lives: Sequence[_Life], living: Mapping[int, int]) -> None:

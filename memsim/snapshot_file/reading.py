@@ -39,7 +39,7 @@ def read_snapshot(path: str | Path) -> Snapshot:
     """
     name = os.path.basename(path)
     try:
-        return _Reader().snapshot(read_plain_pickle(_bytes_of(path)))
+        return checked_snapshot(read_plain_pickle(_bytes_of(path)))
     except OSError as error:
         raise SnapshotFileError(f"cannot read {shown(str(path))}: {error.strerror or error}.") from error
     except SnapshotFileError as error:
@@ -47,6 +47,15 @@ def read_snapshot(path: str | Path) -> Snapshot:
             f"{shown(name)} is no memory snapshot that can be read: {error}.\n"
             "Give a file that torch.cuda.memory._dump_snapshot wrote."
         ) from error
+
+
+def checked_snapshot(data: Any) -> Snapshot:
+    """Return what `torch.cuda.memory._snapshot()` gave.
+
+    Raises:
+        SnapshotFileError: it is something else; the message says what is wrong, for the end of a sentence.
+    """
+    return _Reader().snapshot(data)
 
 
 def _bytes_of(path: str | Path) -> bytes:

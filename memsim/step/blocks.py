@@ -8,14 +8,15 @@ split has to be decided. Rules: `round_size`, `should_split`, `try_merge_blocks`
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from memsim.allocator.state import SegmentState
+from memsim.allocator.state import BlockState, SegmentState
 from memsim.block_sizes import MIN_BLOCK_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES, round_size
 from memsim.errors import MemsimError
-from memsim.step.trace import AllocatorSettings, StepTrace, TraceEvent
+from memsim.ledger import Phase
+from memsim.step.trace import AllocatorSettings, Holder, StepTrace, TraceEvent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class Block:
     state: str = "inactive"
     """`active_allocated`, `active_pending_free` or `inactive`, PyTorch's words."""
     event: TraceEvent | None = None
-    """The alloc that made it; `None` when it is free."""
+    """The alloc that made it, or one that stands for it where it was there before the first event; `None` when it is
+    free, or nobody knows whose it was."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,8 +88,13 @@ class Replay(Protocol):
 
 
 def replay_of(trace: StepTrace) -> Replay:
-    """Return empty books for a trace: of blocks in segments, or of storages alone where it has no segments (a CPU)."""
-    return BlockReplay(trace.settings, trace.start) if has_segments(trace) else StorageReplay()
+    """Return the books for a trace: of blocks in segments, or of storages alone where it has no segments (a CPU)."""
+    return block_replay_of(trace) if has_segments(trace) else StorageReplay()
+
+
+def block_replay_of(trace: StepTrace) -> BlockReplay:
+    """Return the books of blocks in segments before a trace's first event."""
+    return BlockReplay(trace.settings, trace.start, trace.start_holders)
 
 
 def has_segments(trace: StepTrace) -> bool:
@@ -145,9 +152,20 @@ class StorageReplay:
 
 
 class BlockReplay:
-    """The allocator's books, kept by reading a trace event by event; `start` is what was held before the first."""
+    """The allocator's books, kept by reading a trace event by event.
 
-    def __init__(self, settings: AllocatorSettings, start: Iterable[SegmentState] = ()) -> None:
+    Args:
+        settings: which decide the size of a block.
+        start: what was held before the first event.
+        holders: whose its blocks were, by address, as far as it is known.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        start: Iterable[SegmentState] = (),
+        holders: Mapping[int, Holder] | None = None,
+    ) -> None:
         self.settings = settings
         self.allocated_bytes = 0
         self.requested_bytes = 0
@@ -155,11 +173,17 @@ class BlockReplay:
         self._segments: dict[int, Segment] = {}
         self._starts: list[int] = []
         for state in start:
-            self._take_up(state)
+            self._take_up(state, holders or {})
 
-    def _take_up(self, state: SegmentState) -> None:
+    def _take_up(self, state: SegmentState, holders: Mapping[int, Holder]) -> None:
         blocks = [
-            Block(address=b.address, nbytes=b.nbytes, requested_bytes=b.requested_bytes, state=b.state)
+            Block(
+                address=b.address,
+                nbytes=b.nbytes,
+                requested_bytes=b.requested_bytes,
+                state=b.state,
+                event=_alloc_before(b, state.stream, holders.get(b.address)),
+            )
             for b in state.blocks
         ]
         self._add(
@@ -345,3 +369,18 @@ class BlockReplay:
                         blocks={b.address: b for b in blocks},
                     )
                 )
+
+
+def _alloc_before(block: BlockState, stream: int, holder: Holder | None) -> TraceEvent | None:
+    """Return an alloc that stands for the one before the first event; `None` where nobody knows whose it was."""
+    if holder is None:
+        return None
+    return TraceEvent(
+        action="alloc",
+        address=block.address,
+        nbytes=block.requested_bytes,
+        stream=stream,
+        step=1,
+        phase=Phase.LOAD,
+        holder=holder,
+    )

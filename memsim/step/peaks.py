@@ -107,7 +107,7 @@ def occupancy(trace: StepTrace) -> Occupancy:
     """
     replay = replay_of(trace)
     running: dict[tuple[int, Phase], _Running] = defaultdict(_Running)
-    totals: dict[str, int] = defaultdict(int)
+    totals = totals_at_start(trace)
     peak_requested, peak_reserved = replay.requested_bytes, replay.reserved_bytes
     peak, peak_index = replay.allocated_bytes, -1
     begun = 0
@@ -148,6 +148,11 @@ def occupancy(trace: StepTrace) -> Occupancy:
     )
 
 
+def totals_at_start(trace: StepTrace) -> defaultdict[str, int]:
+    """Return the allocated bytes of each category before the first event."""
+    return defaultdict(int, by_category(held_at(trace, -1)))
+
+
 def _begin(running: dict[tuple[int, Phase], _Running], span: Span, replay: Replay, totals: dict[str, int]) -> None:
     """Start a phase with what is there already."""
     state = running[span.step, span.phase]
@@ -174,7 +179,7 @@ def _largest_first(totals: Mapping[str, int]) -> dict[str, int]:
 
 
 def held_at(trace: StepTrace, event_index: int) -> tuple[HeldTensor, ...]:
-    """Return everything that is alive after an event, largest first."""
+    """Return everything that is alive after an event, or with -1 before the first, largest first."""
     replay = replay_of(trace)
     for event in trace.events[: event_index + 1]:
         replay.apply(event)

@@ -49,6 +49,10 @@ def settings_of(trace: StepTrace) -> AllocatorSettings | None:
 def requests_by_phase(trace: StepTrace) -> tuple[PhaseRequests, ...]:
     """Return every phase of every step, in the order in which they began."""
     books = _Books(settings_of(trace))
+    for block in (block for segment in trace.start for block in segment.blocks):
+        holder = trace.start_holders.get(block.address)
+        if holder is not None and block.state == "active_allocated":
+            books.take(block.address, holder.category, block.requested_bytes)
     spans = iter(trace.spans)
     span = next(spans, None)
     for index, event in enumerate(trace.events):
@@ -57,7 +61,8 @@ def requests_by_phase(trace: StepTrace) -> tuple[PhaseRequests, ...]:
             span = next(spans, None)
         books.enter(event.step, event.phase)
         if event.action == "alloc" and event.holder is not None:
-            books.alloc(event.address, event.holder.category, event.nbytes)
+            books.take(event.address, event.holder.category, event.nbytes)
+            books.see()
         elif event.action == "free_requested":
             books.free(event.address)
     while span is not None:
@@ -85,18 +90,17 @@ class _Books:
             return
         self._leave()
         self._place = (step, phase)
-        self._at_peak()
+        self.see()
 
-    def alloc(self, address: int, category: Category, nbytes: int) -> None:
+    def take(self, address: int, category: Category, nbytes: int) -> None:
         """Take a request."""
         block = block_bytes(nbytes, self._settings)
         self._live[address] = category, block
         self._totals[category] = self._totals.get(category, 0) + block
         self._total += block
-        self._at_peak()
 
     def free(self, address: int) -> None:
-        """End a request; one from before the trace has none here."""
+        """End a request; one from before the trace may be unknown here."""
         category, block = self._live.pop(address, (Category.TEMPORARY, 0))
         self._totals[category] = self._totals.get(category, 0) - block
         self._total -= block
@@ -109,7 +113,8 @@ class _Books:
             for place in self._peaks
         )
 
-    def _at_peak(self) -> None:
+    def see(self) -> None:
+        """Note the peak of the phase if this is one."""
         assert self._place is not None, "a request is made in a phase"
         if self._total > self._peak_bytes.get(self._place, -1):
             self._peak_bytes[self._place] = self._total

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memsim.ledger import Phase
 from memsim.step.blocks import replay_of
+from memsim.step.peaks import totals_at_start
 from memsim.step.trace import StepTrace
 
 
@@ -73,7 +73,7 @@ def timeline_of(trace: StepTrace, num_moments: int) -> Timeline:
     replay = replay_of(trace)
     num_events = len(trace.events)
     num = min(num_moments, num_events)
-    totals: dict[str, int] = defaultdict(int)
+    totals: dict[str, int] = totals_at_start(trace)
     moments: list[Moment] = []
     for place in range(num):
         first, end = place * num_events // num, (place + 1) * num_events // num

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from memsim.allocator.state import BlockState, SegmentState
@@ -189,19 +189,12 @@ class StepTrace:
     """Every part in order, also those in which nothing happened; none where a user's program drove the run."""
     start: tuple[SegmentState, ...] = ()
     """What the allocator held before the first event, where the recording began in the midst of things."""
+    start_holders: Mapping[int, Holder] = field(default_factory=dict)
+    """Whose the blocks of `start` were, by address; none where nobody saw them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON object: holders once each, events as one list per field."""
-        holders: dict[int, int] = {}
-        table: list[Holder] = []
-        indices: list[int] = []
-        for event in self.events:
-            index = -1
-            if event.holder is not None:
-                index = holders.setdefault(id(event.holder), len(table))
-                if index == len(table):
-                    table.append(event.holder)
-            indices.append(index)
+        table, indices = _table([*(event.holder for event in self.events), *self.start_holders.values()])
         return {
             "schema": SCHEMA,
             "kind": KIND,
@@ -216,11 +209,12 @@ class StepTrace:
                 "stream": [event.stream for event in self.events],
                 "step": [event.step for event in self.events],
                 "phase": [_PHASES.index(event.phase) for event in self.events],
-                "holder": indices,
+                "holder": indices[: len(self.events)],
             },
             "spans": [[span.step, _PHASES.index(span.phase), span.event_index] for span in self.spans],
             "sections": [[section.name, section.event_index] for section in self.sections],
             "start": [asdict(segment) for segment in self.start],
+            "start_holders": [*map(list, zip(self.start_holders, indices[len(self.events) :], strict=True))],
             "actions": list(_ACTIONS),
             "phases": [phase.value for phase in _PHASES],
         }
@@ -235,6 +229,7 @@ def trace_of(data: Mapping[str, Any]) -> StepTrace:
     try:
         if (data["kind"], data["schema"]) != (KIND, SCHEMA):
             raise OutputError(f"this is no step trace of schema {SCHEMA}: {data['kind']!r}, schema {data['schema']!r}.")
+        holders = [_holder_of(row) for row in data["holders"]]
         return StepTrace(
             device=TraceDevice(**data["device"]),
             settings=_settings_of(data["settings"]),
@@ -243,16 +238,31 @@ def trace_of(data: Mapping[str, Any]) -> StepTrace:
                 Span(step=step, phase=Phase(data["phases"][phase]), event_index=index)
                 for step, phase, index in data["spans"]
             ),
-            events=tuple(_events_of(data)),
+            events=tuple(_events_of(data, holders)),
             start=tuple(_segment_of(row) for row in data.get("start", ())),
+            start_holders={address: holders[index] for address, index in data.get("start_holders", ())},
             sections=tuple(SectionStart(name=name, event_index=index) for name, index in data.get("sections", ())),
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise OutputError(f"this is no step trace: {error!r} is missing or wrong.") from error
 
 
-def _events_of(data: Mapping[str, Any]) -> Iterable[TraceEvent]:
-    holders = [_holder_of(row) for row in data["holders"]]
+def _table(holders: Iterable[Holder | None]) -> tuple[list[Holder], list[int]]:
+    """Return every holder once, and for each of those given its place among them; -1 for none."""
+    places: dict[int, int] = {}
+    table: list[Holder] = []
+    indices: list[int] = []
+    for holder in holders:
+        index = -1
+        if holder is not None:
+            index = places.setdefault(id(holder), len(table))
+            if index == len(table):
+                table.append(holder)
+        indices.append(index)
+    return table, indices
+
+
+def _events_of(data: Mapping[str, Any], holders: Sequence[Holder]) -> Iterable[TraceEvent]:
     actions, phases = data["actions"], [Phase(value) for value in data["phases"]]
     unknown = set(actions) - set(_ACTIONS)
     if unknown:
