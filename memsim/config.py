@@ -16,6 +16,10 @@ RESOLVED_DTYPES = ("auto", *(dtype for dtype in ITEMSIZES if not dtype.startswit
 """What the weights of a model that was resolved may be of."""
 MAX_LABELS = 10**6
 """Labels of a classification head: thirty times as many as any published model has."""
+MAX_BATCH = 2**20
+"""Sequences of a micro-batch: a thousand times as many as any GPU holds."""
+MAX_TOKENS = 2**24
+"""Tokens of a sequence: ten times the longest that any model was trained with."""
 AutocastDtype = Literal["none", "bfloat16", "float16"]
 AttnImplementation = Literal["eager", "sdpa", "flash_attention_2"]
 OptimizerImpl = Literal["foreach", "fused", "for-loop"]
@@ -141,14 +145,24 @@ class TrainingConfig:
             if isinstance(value, str) and value not in allowed:
                 raise UnknownNameError(name, value, allowed, f"Allowed: {', '.join(allowed)}.")
         check_fields(self)
-        for name in ("batch_size", "seq_len", "gradient_accumulation_steps", "num_labels", "empty_cache_steps"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}.")
-        if self.num_labels is not None and self.num_labels > MAX_LABELS:
-            raise UsageError(f"num_labels must be at most {MAX_LABELS:,}, not {self.num_labels:,}.")
+            if value is not None and not 1 <= value <= most:
+                limit = f"at least 1, not {value}" if value < 1 else f"at most {most:,}, not {value:,}"
+                raise UsageError(f"{name} must be {limit}.")
+        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < float("inf"):
+            raise UsageError(f"max_grad_norm must be a number above 0, not {self.max_grad_norm:g}.")
+        if self.gpu is not None and not self.gpu.strip():
+            raise UsageError("gpu is empty: give a name ('memsim gpus' lists them) or a memory size such as 24GiB.")
 
 
+_MOST = {
+    "batch_size": MAX_BATCH,
+    "seq_len": MAX_TOKENS,
+    "gradient_accumulation_steps": MAX_BATCH,
+    "num_labels": MAX_LABELS,
+    "empty_cache_steps": MAX_BATCH,
+}
 _WORDS: dict[str, tuple[str, ...]] = {
     "task": tuple(TASKS),
     "dtype": RESOLVED_DTYPES,

@@ -173,7 +173,9 @@ class StepFinder:
     def _recorded(self, job: RecordJob, gpu: GPU, spec: ModelSpec, point: Point) -> StepProgram:
         if self._source == "stored":
             raise MemsimError(
-                f"no stored step program covers {spec.name} with a batch of {point.batch_size} x {point.seq_len}"
+                f"no stored step program covers {spec.name}, trained like this, with a batch of {point.batch_size} x "
+                f"{point.seq_len}: one answers for single sequences or for several, and for lengths that leave the "
+                f"same remainder by {LENGTH_PERIOD} as those it was recorded with"
             )
         recorder = self._recorders.get(gpu.name)
         if recorder is None:

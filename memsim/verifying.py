@@ -24,7 +24,7 @@ from memsim.record.recorder import Recorded, Recorder
 from memsim.results import Unmodeled
 from memsim.simulation import Script, compose
 from memsim.snapshot_file import read_snapshot, trace_of_snapshot
-from memsim.step import AllocatorSettings, StepTrace
+from memsim.step import AllocatorSettings, StepTrace, TraceDevice
 from memsim.whole_step import NO_LIMIT_BYTES, chosen_gpu, simulate_on, unmodelled_steps
 
 VerifyDevice = Literal["cuda", "imaginary", "cpu"]
@@ -33,6 +33,9 @@ VerifyDevice = Literal["cuda", "imaginary", "cpu"]
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """What NVIDIA's driver puts there on Linux, and Windows' in WSL."""
 
+_NOT_IN_THE_LOG = TraceDevice(
+    name="the GPU of the log", total_bytes=0, compute_capability="", torch_version="not in the log"
+)
 _ONLY_PEAKS = "A log does not say what a block was for: only the peaks are compared."
 
 
@@ -78,7 +81,7 @@ def verify_snapshot(
         SnapshotFileError: the file is no snapshot, is damaged, or asks for code to run.
         MemsimError: it holds no history, or no whole step can be predicted.
     """
-    found = trace_of_snapshot(read_snapshot(path))
+    found = trace_of_snapshot(read_snapshot(path), gpu=_NOT_IN_THE_LOG)
     spec, config = _resolved(model, config, progress)
     prediction = predicted(spec, config, options, "cuda", source=source, progress=progress)
     if prediction.peak_allocated_bytes is None:
@@ -88,6 +91,7 @@ def verify_snapshot(
         device="cuda",
         loop=prediction.config.loop,
         num_steps=max((span.step for span in found.trace.spans if span.phase is Phase.OPTIMIZER_STEP), default=0),
+        versions={"torch": _NOT_IN_THE_LOG.torch_version},
         notes=(*found.notes, _ONLY_PEAKS),
     )
     compared = compare_run(prediction, measured, tolerance=options.tolerance)

@@ -12,7 +12,8 @@ from memsim.cli.progress import progress
 from memsim.config import TrainingConfig
 from memsim.errors import MemsimError, UsageError
 from memsim.estimator import estimate_all
-from memsim.programs import StepSource
+from memsim.gpus import find_gpu
+from memsim.programs import StepSource, default_source
 from memsim.report.estimates import render_estimates
 from memsim.results import Estimates
 
@@ -41,13 +42,16 @@ def command(
 
     MODEL is a catalog name (distilbert-base-cased; see 'memsim catalog'), a hub id (org/name, org/name@revision) or
     a folder that holds config.json. Several --optimizer or --alloc-conf compare side by side. Forward and backward are
-    recorded once on an imaginary GPU ('memsim imaginary-gpu install') and kept; other batches and lengths, optimizers
-    and GPUs of the same kind then need no new recording.
+    recorded once on an imaginary GPU ('memsim imaginary-gpu install') and kept; other batches, lengths of the same
+    remainder by 64, optimizers and GPUs of the same kind then need no new recording.
     """
     if fits and configs[0].gpu is None:
         raise UsageError("--fits needs a GPU: name it with --gpu, as in --gpu 'RTX 4090' or --gpu 24GiB.")
     with progress(output) as tell:
         estimates = estimate_all(model, configs, step=step, progress=tell)
+    for reason in dict.fromkeys(e.unmodeled[0].reason for e in estimates if e.whole_step is None and e.unmodeled):
+        if step != "off" and default_source() != "off":
+            output.note(f"memsim: only what stays between steps is in the figures: {reason}")
     if strict:
         require_certainty(estimates)
     output.write(
@@ -62,6 +66,8 @@ def command(
 def _require_fit(estimates: Estimates) -> None:
     """End with exit code 3 where an estimate does not fit, and as an error where that is not known."""
     unknown = [estimate for estimate in estimates if estimate.fit is None]
+    if any(e.static.device_bytes > find_gpu(e.config.gpu).memory_bytes for e in unknown if e.config.gpu is not None):
+        sys.exit(_DOES_NOT_FIT)  # what stays between steps is too much already
     if unknown:
         raise MemsimError(f"--fits: whether it fits is not known. {unknown[0].unmodeled[0].reason}")
     if not all(estimate.fit.fits for estimate in estimates if estimate.fit is not None):

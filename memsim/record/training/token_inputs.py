@@ -34,13 +34,13 @@ def token_batch(asked: BatchRequest) -> MadeBatch:
     if asked.task == "multiple-choice":
         num_choices = asked.changes.get("num_choices", NUM_CHOICES)
         shape = (asked.batch_size, num_choices, length)
-        said.append(f"Each question has {num_choices} answers of {length:,} tokens.")
+        said.append(f"Each question has {num_choices} answers.")
     batch = encoded(asked, token_ids(asked, shape))
     if asked.is_encoder_decoder and asked.task in {"base", ""} and "decoder_input_ids" in asked.takes:
         batch["decoder_input_ids"] = token_ids(asked, shape)
     labels = token_labels(asked, batch["input_ids"])
     if asked.is_encoder_decoder and "labels" in labels:
-        said.append(f"Targets of {length:,} tokens too.")
+        said.append("Targets are as long as the inputs.")
     return MadeBatch(tensors={**batch, **labels}, assumptions=tuple(said))
 
 
