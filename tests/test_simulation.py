@@ -20,6 +20,7 @@ from memsim.simulation import compose, replay
 from memsim.simulation.script import EMPTY_CACHE
 from memsim.step import TraceDevice
 from memsim.step.cut import sections_of
+from memsim.step.peaks import occupancy
 from memsim.step.section import SectionEvent
 from memsim.whole_step import whole_step
 
@@ -129,6 +130,14 @@ def test_memory_that_runs_out_ends_the_step_and_says_where():
     assert found.oom.asked_bytes == 30 * MIB
     assert found.held.moment == "out_of_memory"
     assert replay(script(), tight, AllocatorConfig()).oom is None
+
+
+def test_memory_that_does_not_suffice_for_the_first_request_is_a_timeline_of_one_event():
+    found = replay(script(), replace(DEVICE, total_bytes=2 * MIB), AllocatorConfig(), keep_events=True)
+    assert found.oom is not None
+    assert found.trace is not None
+    assert [event.action for event in found.trace.events] == ["oom"]
+    assert occupancy(found.trace).peak_allocated_bytes == 0
 
 
 def test_a_step_that_does_not_fit_says_how_much_is_missing():

@@ -140,6 +140,8 @@ class StorageReplay:
             self._blocks[event.address] = block
             self.allocated_bytes += block.nbytes
             return block
+        if event.action == "oom":  # the first request of all: there is nothing yet
+            return None
         freed = self._blocks.get(event.address)
         if event.action == "free_requested" and freed is not None:
             self.allocated_bytes -= freed.nbytes
