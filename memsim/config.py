@@ -150,8 +150,8 @@ class TrainingConfig:
             if value is not None and not 1 <= value <= most:
                 limit = f"at least 1, not {value}" if value < 1 else f"at most {most:,}, not {value:,}"
                 raise UsageError(f"{name} must be {limit}.")
-        if self.max_grad_norm is not None and not 0 < self.max_grad_norm < float("inf"):
-            raise UsageError(f"max_grad_norm must be a number above 0, not {self.max_grad_norm:g}.")
+        if self.max_grad_norm is not None and not 0 <= self.max_grad_norm < float("inf"):
+            raise UsageError(f"max_grad_norm must be a number of at least 0, not {self.max_grad_norm:g}.")
         if self.gpu is not None and not self.gpu.strip():
             raise UsageError("gpu is empty: give a name ('memsim gpus' lists them) or a memory size such as 24GiB.")
 

@@ -138,8 +138,8 @@ def test_the_first_and_a_steady_step_are_both_there(no_recorder):
 BAD = {
     "an absurd batch": (("--batch-size", 10**9), 2, "at most 1,048,576"),
     "an absurd length": (("--seq-len", 10**9), 2, "at most 16,777,216"),
-    "a norm below zero": (("--max-grad-norm", -1), 2, "above 0"),
-    "a norm that is no number": (("--max-grad-norm", "nan"), 2, "above 0"),
+    "a norm below zero": (("--max-grad-norm", -1), 2, "at least 0"),
+    "a norm that is no number": (("--max-grad-norm", "nan"), 2, "at least 0"),
     "no name of a GPU": (("--gpu", ""), 2, "gpu is empty"),
     "a length beyond the positions": (("--seq-len", 513), 2, "512 positions"),
     "no batch": (("--batch-size", 0), 2, "at least 1"),
