@@ -23,7 +23,7 @@ from memsim.model import ModelSpec
 from memsim.record.job import RecordJob
 from memsim.record.program import Range, record_program
 from memsim.record.recorder import Recorder
-from memsim.record.training.lengths import POSITION_KEYS
+from memsim.record.training.lengths import stated_positions
 from memsim.results import Recorded, Unmodeled
 from memsim.step.fit import Point
 from memsim.step.program import LENGTH_PERIOD, StepProgram, joined
@@ -181,7 +181,7 @@ class StepFinder:
         if recorder is None:
             recorder = self._open.enter_context(Recorder(gpu, progress=self._progress))
             self._recorders[gpu.name] = recorder
-        return record_program(job, Range(asked=point, length_limit=_positions(spec.config)), recorder)
+        return record_program(job, Range(asked=point, length_limit=stated_positions(spec.config)), recorder)
 
 
 def program_key(job: RecordJob, gpu: GPU, point: Point) -> dict[str, Any]:
@@ -242,14 +242,6 @@ def _check_parameters(spec: ModelSpec, load: Section) -> None:
             f"the installed transformers builds {spec.name} with {recorded:,} bytes of parameters, not the "
             f"{spec.table.parameter_bytes:,} that are counted here"
         )
-
-
-def _positions(config: Mapping[str, Any]) -> int | None:
-    """Return the positions that a model's text part has, as its configuration tells."""
-    text = config.get("text_config")
-    facts = {**config, **(text if isinstance(text, Mapping) else {})}
-    stated = [value for key in POSITION_KEYS if isinstance(value := facts.get(key), int) and value > 0]
-    return min(stated, default=None)
 
 
 def _as_reason(error: MemsimError) -> str:

@@ -18,14 +18,14 @@ from memsim.ledger import Phase
 from memsim.model import ModelSpec
 from memsim.optimizers import assign_in_loop, resolve_optimizer
 from memsim.prediction import Prediction, prediction_of_trace, static_prediction
-from memsim.programs import FoundStep, Progress, StepFinder, StepSource
+from memsim.programs import Progress, StepFinder, StepSource
 from memsim.record.job import RecordJob
 from memsim.record.recorder import Recorded, Recorder
 from memsim.results import Unmodeled
-from memsim.simulation import Script, compose
+from memsim.simulation import compose
 from memsim.snapshot_file import read_snapshot, trace_of_snapshot
-from memsim.step import AllocatorSettings, StepTrace, TraceDevice
-from memsim.whole_step import NO_LIMIT_BYTES, chosen_gpu, simulate_on, unmodelled_steps
+from memsim.step import AllocatorSettings, TraceDevice
+from memsim.whole_step import chosen_gpu, simulate_where_it_fits, unmodelled_steps
 
 VerifyDevice = Literal["cuda", "imaginary", "cpu"]
 """A real GPU, PyTorch's CUDA build on an imaginary one, or the CPU, on which the step is really computed."""
@@ -217,9 +217,10 @@ def predicted(
         return replace(static, notes=(*static.notes, f"Whole steps are not predicted: {reason}"))
     script = compose(found.sections, parts, config, num_steps=options.num_steps)
     context_bytes = cuda_context(chosen_gpu(config).name).nbytes if device == "cuda" else 0
-    trace = _simulated(script, config, found, context_bytes)
+    run, _ = simulate_where_it_fits(script, config, found.recorded, context_bytes=context_bytes, keep_events=True)
+    assert run.trace is not None, "its events were kept"
     notes = (*spec.assumptions, *found.assumptions)
-    return prediction_of_trace(trace, model=spec.name, config=config, notes=notes)
+    return prediction_of_trace(run.trace, model=spec.name, config=config, notes=notes)
 
 
 def _name_of_this_gpu() -> str | None:
@@ -230,21 +231,6 @@ def _name_of_this_gpu() -> str | None:
         return None  # the run will say so
     name = str(torch.cuda.get_device_name(0))
     return name if any(gpu.name == name for gpu in all_gpus()) else None
-
-
-def _simulated(script: Script, config: TrainingConfig, found: FoundStep, context_bytes: int) -> StepTrace:
-    """Return the steps on the named GPU where they fit there, else on one without end."""
-    sizes = [(NO_LIMIT_BYTES, 0)]
-    if config.gpu is not None:
-        sizes.insert(0, (chosen_gpu(config).memory_bytes, context_bytes))
-    for total_bytes, taken in sizes:
-        run = simulate_on(
-            script, config, found.recorded, total_bytes=total_bytes, context_bytes=taken, keep_events=True
-        )
-        if run.oom is None:
-            break
-    assert run.trace is not None, "its events were kept"
-    return run.trace
 
 
 def _resolved(model: object, config: TrainingConfig, progress: Progress | None) -> tuple[ModelSpec, TrainingConfig]:

@@ -79,10 +79,8 @@ def whole_step(
     """
     script, gpu = compose(sections, parts, config), chosen_gpu(config)
     context = cuda_context(gpu.name)
-    if config.gpu is None:
-        shown, fit = simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES), None
-    else:
-        shown, fit = _on_named_gpu(script, config, gpu, recorded)
+    shown, tried = simulate_where_it_fits(script, config, recorded, context_bytes=context.nbytes)
+    fit = None if tried is None else _fit(gpu, context, shown, tried)
     return Step(
         whole=WholeStep(
             peak=replace(shown.peak, device_bytes=shown.peak.reserved_bytes + context.nbytes),
@@ -120,21 +118,33 @@ def simulate_on(
     return replay(script, device, settings, context_bytes=context_bytes, keep_events=keep_events)
 
 
-def _on_named_gpu(script: Script, config: TrainingConfig, gpu: GPU, recorded: Recorded) -> tuple[Simulation, Fit]:
-    """Return the step on a GPU, or on one without end where it does not fit there, and how it fits."""
-    context_bytes = cuda_context(gpu.name).nbytes
-    limited = simulate_on(script, config, recorded, total_bytes=gpu.memory_bytes, context_bytes=context_bytes)
-    fits = limited.oom is None
-    shown = limited if fits else simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES)
-    fit = Fit(
+def simulate_where_it_fits(
+    script: Script, config: TrainingConfig, recorded: Recorded, *, context_bytes: int, keep_events: bool = False
+) -> tuple[Simulation, Simulation | None]:
+    """Return the step on the named GPU, on one without end where it does not fit there, and the attempt that was made.
+
+    Where no GPU is named, the step is on one without end, and there was no attempt.
+    """
+    tried = None
+    if config.gpu is not None:
+        size = chosen_gpu(config).memory_bytes
+        tried = simulate_on(
+            script, config, recorded, total_bytes=size, context_bytes=context_bytes, keep_events=keep_events
+        )
+        if tried.oom is None:
+            return tried, tried
+    return simulate_on(script, config, recorded, total_bytes=NO_LIMIT_BYTES, keep_events=keep_events), tried
+
+
+def _fit(gpu: GPU, context: CudaContext, shown: Simulation, tried: Simulation) -> Fit:
+    return Fit(
         gpu=gpu.name,
         total_bytes=gpu.memory_bytes,
-        context_bytes=context_bytes,
-        needed_bytes=shown.peak.reserved_bytes + context_bytes,
-        fits=fits,
-        num_retries=limited.num_retries,
+        context_bytes=context.nbytes,
+        needed_bytes=shown.peak.reserved_bytes + context.nbytes,
+        fits=tried.oom is None,
+        num_retries=tried.num_retries,
     )
-    return shown, fit
 
 
 def _unreached(sections: Mapping[SectionName, Section], parts: Assignment) -> Iterator[str]:

@@ -7,12 +7,10 @@ import sys
 import click
 
 from memsim.cli.options import complete_gpu
-from memsim.cli.output import Output, output_options
+from memsim.cli.output import CHECK_FAILED, Output, output_options
 from memsim.dry_run.result import DryRun
 from memsim.errors import MemsimError, UsageError
 from memsim.report.dry_run import dry_run_chart, dry_run_page, render_dry_run
-
-_DOES_NOT_FIT = 3
 
 
 @click.command(
@@ -84,7 +82,7 @@ def _exit(result: DryRun, *, fits: bool) -> None:
     from memsim.dry_run.run import exit_text
 
     if result.ending == "out_of_memory" or (fits and not result.fits):
-        sys.exit(_DOES_NOT_FIT)
+        sys.exit(CHECK_FAILED)
     if result.ending == "failed":
         raise MemsimError(f"the command failed ({exit_text(result.exit_code)}); the figures end where it did.")
     if result.ending == "timed_out":

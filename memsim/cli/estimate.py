@@ -6,27 +6,24 @@ import sys
 
 import click
 
-from memsim.cli.options import model_argument, step_options, step_source_option
-from memsim.cli.output import Output, output_options
+from memsim.cli.options import check_options, model_argument, step_options, step_source_option
+from memsim.cli.output import CHECK_FAILED, Output, output_options
 from memsim.cli.progress import progress
 from memsim.config import TrainingConfig
-from memsim.errors import MemsimError, UsageError
+from memsim.errors import MemsimError
 from memsim.estimator import estimate_all
 from memsim.gpus import find_gpu
 from memsim.programs import StepSource, default_source
 from memsim.report.estimates import render_estimates
 from memsim.results import Estimates
 
-_DOES_NOT_FIT = 3
-
 
 @click.command("estimate", short_help="Memory of one training step.")
 @model_argument
 @step_options
 @step_source_option
-@click.option("--fits", is_flag=True, help="Exit with 3 if it does not fit on the GPU of --gpu.")
 @click.option("--details", is_flag=True, help="List every phase, and every state entry of every parameter.")
-@click.option("--strict", is_flag=True, help="Fail if anything was assumed or is not modelled.")
+@check_options
 @output_options
 def command(
     *,
@@ -45,8 +42,6 @@ def command(
     recorded once on an imaginary GPU ('memsim imaginary-gpu install') and kept; other batches, lengths of the same
     remainder by 64, optimizers and GPUs of the same kind then need no new recording.
     """
-    if fits and configs[0].gpu is None:
-        raise UsageError("--fits needs a GPU: name it with --gpu, as in --gpu 'RTX 4090' or --gpu 24GiB.")
     with progress(output) as tell:
         estimates = estimate_all(model, configs, step=step, progress=tell)
     for reason in dict.fromkeys(e.unmodeled[0].reason for e in estimates if e.whole_step is None and e.unmodeled):
@@ -67,11 +62,11 @@ def _require_fit(estimates: Estimates) -> None:
     """End with exit code 3 where an estimate does not fit, and as an error where that is not known."""
     unknown = [estimate for estimate in estimates if estimate.fit is None]
     if any(e.static.device_bytes > find_gpu(e.config.gpu).memory_bytes for e in unknown if e.config.gpu is not None):
-        sys.exit(_DOES_NOT_FIT)  # what stays between steps is too much already
+        sys.exit(CHECK_FAILED)  # what stays between steps is too much already
     if unknown:
         raise MemsimError(f"--fits: whether it fits is not known. {unknown[0].unmodeled[0].reason}")
     if not all(estimate.fit.fits for estimate in estimates if estimate.fit is not None):
-        sys.exit(_DOES_NOT_FIT)
+        sys.exit(CHECK_FAILED)
 
 
 def require_certainty(estimates: Estimates) -> None:

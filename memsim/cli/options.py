@@ -139,6 +139,24 @@ step_source_option = click.option(
 )
 
 
+def check_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--fits` and `--strict`; `--fits` without a GPU to fit on is a usage error.
+
+    The command gets `fits: bool` and `strict: bool`, beside the `configs` of `step_options`.
+    """
+
+    def wrapped(*, fits: bool, configs: list[TrainingConfig], **rest: Any) -> Any:
+        if fits and configs[0].gpu is None:
+            raise UsageError("--fits needs a GPU: name it with --gpu, as in --gpu 'RTX 4090' or --gpu 24GiB.")
+        return command(fits=fits, configs=configs, **rest)
+
+    options = (
+        click.option("--strict", is_flag=True, help="Fail if anything was assumed or is not modelled."),
+        click.option("--fits", is_flag=True, help="Exit with 3 if it does not fit on the GPU of --gpu."),
+    )
+    return with_options(wrapped, command, options)
+
+
 def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add every option of a training step.
 

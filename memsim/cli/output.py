@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 _OF_EVENTS = "shows the allocator's events, which this result does not have: use 'memsim simulate' or 'memsim dry-run'."
 
 
+CHECK_FAILED = 3
+"""Exit code where a check that was asked for (`--fits`, `--tolerance`) failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """The output options of one call."""

@@ -7,8 +7,8 @@ import sys
 import click
 
 from memsim.cli.estimate import require_certainty
-from memsim.cli.options import model_argument, step_options, step_source_option
-from memsim.cli.output import Output, output_options
+from memsim.cli.options import check_options, model_argument, step_options, step_source_option
+from memsim.cli.output import CHECK_FAILED, Output, output_options
 from memsim.cli.progress import progress
 from memsim.cli.report import write_simulated_run
 from memsim.config import TrainingConfig
@@ -17,16 +17,13 @@ from memsim.programs import StepSource
 from memsim.results import Estimates
 from memsim.simulator import simulate
 
-_DOES_NOT_FIT = 3
-
 
 @click.command("simulate", short_help="The same step as a timeline: every alloc and free.")
 @model_argument
 @step_options
 @step_source_option
-@click.option("--fits", is_flag=True, help="Exit with 3 if it does not fit on the GPU of --gpu.")
 @click.option("--details", is_flag=True, help="List the allocator's events, in CSV and its like instead of the phases.")
-@click.option("--strict", is_flag=True, help="Fail if anything was assumed or is not modelled.")
+@check_options
 @output_options
 def command(
     *,
@@ -45,15 +42,13 @@ def command(
     the --gpu runs out, the timeline ends there.
     """
     config = _the_one(configs)
-    if fits and config.gpu is None:
-        raise UsageError("--fits needs a GPU: name it with --gpu, as in --gpu 'RTX 4090' or --gpu 24GiB.")
     with progress(output) as tell:
         run = simulate(model, config, step=step, progress=tell)
     if strict:
         require_certainty(Estimates((run.estimate,)))
     write_simulated_run(run, output, details=details)
     if fits and run.oom is not None:
-        sys.exit(_DOES_NOT_FIT)
+        sys.exit(CHECK_FAILED)
 
 
 def _the_one(configs: list[TrainingConfig]) -> TrainingConfig:

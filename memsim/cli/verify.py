@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 
 from memsim.cli.options import model_argument, step_options, step_source_option
-from memsim.cli.output import Output, output_options
+from memsim.cli.output import CHECK_FAILED, Output, output_options
 from memsim.cli.progress import progress
 from memsim.cli.report import write_comparison
 from memsim.comparison import DEFAULT_TOLERANCE
@@ -16,8 +16,6 @@ from memsim.config import TrainingConfig
 from memsim.errors import UsageError
 from memsim.programs import StepSource, default_source
 from memsim.verifying import VerifyDevice, VerifyOptions, verify_by_name, verify_snapshot
-
-_OUTSIDE = 3
 
 
 @click.command("verify", short_help="One real step against the prediction.")
@@ -72,7 +70,7 @@ def command(
             comparison = verify_by_name(model, configs[0], options, source=source, progress=tell)
     write_comparison(comparison, output, details=details)
     if not comparison.passed:
-        sys.exit(_OUTSIDE)
+        sys.exit(CHECK_FAILED)
 
 
 def _options(*, device: VerifyDevice | None, steps: int, tolerance: str) -> VerifyOptions:

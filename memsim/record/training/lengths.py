@@ -25,10 +25,15 @@ _ANOTHER_POSITION = re.compile(r"rel|vision|visual|image|patch|audio|conv|2d|box
 
 def default_seq_len(config: Mapping[str, Any], task: str | None) -> int:  # noqa: ARG001
     """Return the tokens of a sequence where the user gives none: 512, or fewer where the model has fewer positions."""
+    return min(DEFAULT_TOKENS, stated_positions(config) or DEFAULT_TOKENS)
+
+
+def stated_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the positions that a model's text part has, as its configuration tells; `None` where it does not."""
     text = config.get("text_config")
     facts = {**config, **(text if isinstance(text, Mapping) else {})}
     stated = [value for key in POSITION_KEYS if isinstance(value := facts.get(key), int) and value > 0]
-    return min([DEFAULT_TOKENS, *stated])
+    return min(stated, default=None)
 
 
 def position_limit(model: Any) -> int | None:
